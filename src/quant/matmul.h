@@ -59,6 +59,7 @@ bool has_native_kernel(TypeId type, Isa isa) noexcept;  // a hand-written one fo
 
 // The best instruction set of this processor, and the one in force (set once at start, by --isa).
 Isa best_isa() noexcept;
+bool isa_available(Isa isa) noexcept;  // by this processor and this build
 Isa current_isa() noexcept;
 bool set_isa(Isa isa) noexcept;  // false if the processor or the build lacks it
 bool parse_isa(std::string_view name, Isa* isa) noexcept;  // "scalar", "avx2", "neon", "neon-dot"

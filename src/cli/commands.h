@@ -1,0 +1,18 @@
+// The subcommands: each file parses its arguments, calls the library and prints.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace penstock::cli {
+
+// Set by the subcommand that was chosen; returns the exit code. Errors are thrown.
+using Action = std::function<int()>;
+
+void add_run(CLI::App& app, Action* action);
+void add_logits(CLI::App& app, Action* action);
+void add_tokenize(CLI::App& app, Action* action);
+void add_inspect(CLI::App& app, Action* action);
+void add_synth(CLI::App& app, Action* action);
+
+}  // namespace penstock::cli
