@@ -1,9 +1,9 @@
 // The stream of experts: routing, residency, reads. A model's MoE block calls, per layer:
 //
-//   Routing r = stream.begin(l, logits, rows, phase);   // snapshot, select, classify, submit reads
+//   Routing r = stream.begin(l, logits, rows, rule, phase);  // snapshot, select, submit reads
 //   ... compute the shared expert while the reads run ...
-//   while (!(batch = stream.next()).empty()) compute(batch);   // resident ones first, then
-//   arrivals stream.end();                                       // pins dropped
+//   while (!(batch = stream.next()).empty()) compute(batch);  // resident ones first, then arrivals
+//   stream.end();                                             // pins dropped
 //   ... sum the outputs in rank order ...
 //
 // and, per decode step, stream.end_step(rows). All calls come from one thread, the scheduling
@@ -11,11 +11,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
 #include "experts/counters.h"
 #include "experts/geometry.h"
+#include "experts/io.h"
+#include "experts/options.h"
+#include "experts/shape.h"
 
 namespace penstock::experts {
 
@@ -45,7 +49,9 @@ class Stream {
 
   // logits: [rows][n_expert] of MoE layer `index` (position in Geometry::layers). The routing stays
   // valid until the next begin(). Rows of one call share the snapshot. Prompt: each touched expert
-  // is delivered exactly once, in file order, read ahead of the compute through transit slots.
+  // is read at most once, in file order, ahead of the compute, and delivered exactly once; experts
+  // that have arrived go before resident ones, so that their transit slots can be read into again.
+  // Throws Error(Numeric) when the logits give no probabilities (NaN, infinity).
   virtual Routing begin(int index, const float* logits, int rows, const RouteRule& rule,
                         Phase phase) = 0;
 
@@ -61,6 +67,26 @@ class Stream {
 
   virtual const Geometry& geometry() const = 0;
   virtual const Counters& counters() const = 0;
+  virtual std::span<const uint64_t> layer_stall_ns() const = 0;  // decode, by layer index
+  virtual const IoReport& io() const = 0;
+  virtual const ArenaShape& shape() const = 0;
+  virtual uint64_t arena_huge_bytes() const = 0;  // on huge pages, as measured after faulting in
+
+  // Called with the selected ids of every row of a begin(), in rank order. Off by default.
+  using Trace = std::function<void(int index, int row, Phase phase, std::span<const int32_t> ids)>;
+  virtual void set_trace(Trace trace) = 0;
 };
+
+// `files` are geometry.shards, opened; `shape` comes from the plan (or share_slots). Allocates the
+// arena. Throws Error(Format) when an expert lies outside its file.
+std::unique_ptr<Stream> make_stream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
+                                    const ArenaShape& shape, const StreamOptions& options);
+
+// Opens geometry.shards for streaming, probing each where its experts lie.
+std::shared_ptr<const StreamFiles> open_expert_files(const Geometry& geometry, IoMode mode);
+
+// What a stream allocates beside the arena, for the plan's terms `io` and `tables`.
+uint64_t stream_io_bytes(const Geometry& geometry, const StreamOptions& options);
+uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape);
 
 }  // namespace penstock::experts

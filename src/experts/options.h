@@ -1,0 +1,40 @@
+// What a user may choose about the stream of experts. None of it changes the logits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+namespace penstock::experts {
+
+class IoBackend;
+
+// `--io`: how expert reads reach the disk. Auto: io_uring, else the pread pool; both direct
+// (O_DIRECT) where the file system proves to support it. Buffered: pread pool through the page
+// cache, whose pages are dropped after each read.
+enum class IoMode { Auto, Uring, Pread, Buffered };
+IoMode parse_io_mode(std::string_view text);  // throws Error(Usage)
+const char* io_mode_name(IoMode mode) noexcept;
+
+// `--evict`
+enum class Evict { Lfu, Lru };
+Evict parse_evict(std::string_view text);  // throws Error(Usage)
+const char* evict_name(Evict evict) noexcept;
+
+struct StreamOptions {
+  IoMode io = IoMode::Auto;
+  int depth = 8;  // experts being read at once for a prompt; demand has no limit
+  Evict evict = Evict::Lfu;
+  int half_life = 32;            // decode tokens after which all use counts are halved
+  bool register_buffers = true;  // io_uring: reads into registered arena memory when allowed
+  double huge_seconds = 10.0;    // time limit for faulting the arena in on huge pages; 0: none
+  bool alias = false;            // every (layer, expert) shares a few slots filled once: for
+                                 // measuring compute alone, the output is meaningless
+  // Wraps the backend in use; for fault injection by tests. May be empty.
+  std::function<std::unique_ptr<IoBackend>(std::unique_ptr<IoBackend>)> decorate;
+
+  int transit_slots() const noexcept { return 2 * depth; }
+};
+
+}  // namespace penstock::experts
