@@ -4,8 +4,14 @@
 // does not depend on how many rows or tokens share a call, on GEMV or GEMM, on threads, nor on the
 // instruction set: every kernel forms the exact integer sum of each block and then adds
 // `scale * sum` to ONE float accumulator per output with a fused multiply-add, block after block
-// from the row's start. The scalar kernels are that definition; the others must equal them bit for
-// bit. (Float types and Precision::Exact: eight lane accumulators by fma, lane i taking elements
+// from the row's start, beginning with 0. The scalar kernels are that definition; the others must
+// equal them bit for bit. With d, m the weights' scale and offset and d8 the activation's scale:
+//   types of <= 128 elements, per 32: acc = fma(d * d8, sum, acc); Q4_1, Q5_1 then
+//                                     acc = fma(m * d8, sum of activation codes, acc)
+//   NVFP4, per 16:                    acc = fma(d * d8, sum, acc)
+//   types of 256 elements, per block: acc = fma(d * d8, sum of scaled sub-block sums, acc); Q2_K,
+//                                     Q4_K, Q5_K then acc = fma(-(dmin * d8), sum of mins, acc)
+// (Float types and Precision::Exact: eight lane accumulators by fma, lane i taking elements
 // i mod 8, then ((l0+l4)+(l2+l6)) + ((l1+l5)+(l3+l7)).)
 #pragma once
 
@@ -28,14 +34,15 @@ enum class Precision : uint8_t {
 // How an activation row is held for a product with weights of some type.
 enum class ActKind : uint8_t {
   F32,     // n floats
-  Q8_32,   // per 32 elements: f32 scale, sum of codes, 32 int8 codes (weights with E <= 64)
+  Q8_32,   // per 32 elements: f32 scale, sum of codes, 32 int8 codes (weights with E <= 128)
   Q8_256,  // per 256 elements: f32 scale, 16 sums of 16 codes, 256 int8 codes (K- and IQ-types)
 };
 
 ActKind act_kind(TypeId weights, Precision precision) noexcept;
 // Bytes of one activation row of n elements, a multiple of 64. Rows start 64-byte aligned.
 size_t act_bytes(ActKind kind, int64_t n) noexcept;
-// x: n floats. Rounds half to even; the scale is max|x| / 127. All-zero blocks have scale 0.
+// x: n floats. Rounds half to even; the scale is max|x| / 127. All-zero blocks have scale 0, blocks
+// with an infinity or NaN have scale NaN, so that the fault shows in every result that uses them.
 void quantize_act(ActKind kind, const float* x, void* out, int64_t n) noexcept;
 
 struct MatmulTile {
