@@ -13,7 +13,8 @@
 namespace {
 
 constexpr const char* kAbout =
-    "Penstock runs mixture-of-experts language models that do not fit in memory: the dense weights\n"
+    "Penstock runs mixture-of-experts language models that do not fit in memory: the dense "
+    "weights\n"
     "stay in RAM, the routed experts are streamed from the SSD through a bounded arena while the\n"
     "CPU works on those already there.";
 
@@ -41,8 +42,9 @@ int main(int argc, char** argv) {
   std::string isa_name;
   bool quiet = false;
   bool verbose = false;
-  app.set_version_flag("--version", [] { return cli::version_text(); },
-                       "version, git revision, compiler, instruction sets");
+  app.set_version_flag(
+      "--version", [] { return cli::version_text(); },
+      "version, git revision, compiler, instruction sets");
   app.add_option("--isa", isa_name, "instruction set of the kernels: scalar, avx2, neon, neon-dot")
       ->default_str("best of this machine");
   app.add_flag("-q,--quiet", quiet, "no messages but errors and results");

@@ -9,10 +9,10 @@ namespace penstock::cli {
 
 std::string version_text() {
   std::string sets;
-  for (const quant::Isa isa : {quant::Isa::Scalar, quant::Isa::Avx2, quant::Isa::Neon,
-                               quant::Isa::NeonDot}) {
-    if (quant::isa_available(isa)) sets += fmt::format("{}{}", sets.empty() ? "" : ", ",
-                                                       quant::isa_name(isa));
+  for (const quant::Isa isa :
+       {quant::Isa::Scalar, quant::Isa::Avx2, quant::Isa::Neon, quant::Isa::NeonDot}) {
+    if (quant::isa_available(isa))
+      sets += fmt::format("{}{}", sets.empty() ? "" : ", ", quant::isa_name(isa));
   }
   return fmt::format("penstock {} (revision {})\ncompiler: {}\ninstruction sets: {}; using {}",
                      PENSTOCK_VERSION, PENSTOCK_REVISION, PENSTOCK_COMPILER, sets,

@@ -1,0 +1,144 @@
+#include "cli/runtime_flags.h"
+
+#include <charconv>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/machine.h"
+#include "base/progress.h"
+
+namespace penstock::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSampleModel = "sample-qwen4exp.gguf";
+
+}  // namespace
+
+std::string sample_model_path() {
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  const fs::path folder = program.parent_path();
+  for (const fs::path& place :
+       {folder / "../../models", folder / "../share/penstock/models", folder / "models"}) {
+    const fs::path candidate = place / kSampleModel;
+    if (fs::exists(candidate, error)) return candidate.lexically_normal().string();
+  }
+  fail(ErrorKind::Usage,
+       "the sample model ({}) is not beside the program: name a model with -m FILE", kSampleModel);
+}
+
+void RuntimeFlags::add_to(CLI::App& app) {
+  app.add_option("-m,--model", model_, "GGUF file, or any shard of a set")
+      ->default_str("the sample model");
+  app.add_option("--memory", memory_,
+                 "memory to live in, everything included: 8G, 6000M, or auto (what is available)")
+      ->capture_default_str()
+      ->group("Memory");
+  app.add_option("--arena-slots", arena_slots_,
+                 "experts held in memory, instead of what --memory allows")
+      ->check(CLI::PositiveNumber)
+      ->group("Memory");
+  app.add_option("--ctx", ctx_, "context length in tokens")
+      ->check(CLI::PositiveNumber)
+      ->default_str("4096, or what the model was trained for")
+      ->group("Memory");
+  app.add_option("--prompt-chunk", prompt_chunk_, "prompt tokens evaluated together")
+      ->check(CLI::Range(1, 1 << 16))
+      ->default_str("512, less where memory is short")
+      ->group("Memory");
+  app.add_option("--kv", kv_, "type of cached keys and values: f16, f32, auto (f16; f32 if exact)")
+      ->check(CLI::IsMember({"auto", "f16", "f32"}))
+      ->capture_default_str()
+      ->group("Memory");
+  app.add_option("--dense", dense_,
+                 "dense weights: copy (read directly into huge pages) or map (in place)")
+      ->check(CLI::IsMember({"copy", "map"}))
+      ->capture_default_str()
+      ->group("Memory");
+  app.add_option("--io", io_, "how experts are read: auto, uring, pread, buffered")
+      ->check(CLI::IsMember({"auto", "uring", "pread", "buffered"}))
+      ->capture_default_str()
+      ->group("Streaming");
+  app.add_option("--evict", evict_, "which expert makes room: lfu (aged counts) or lru")
+      ->check(CLI::IsMember({"lfu", "lru"}))
+      ->capture_default_str()
+      ->group("Streaming");
+  app.add_option("--io-depth", depth_, "experts being read at once for a prompt")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->group("Streaming");
+  app.add_flag("--alias-experts", alias_,
+               "measure compute alone: all experts share a few slots, the output is meaningless")
+      ->group("Streaming");
+  app.add_option("--ple", ple_, "separate file with the n-gram embedding table")->group("Model");
+  app.add_option("--precision", precision_,
+                 "fast (8-bit activations) or exact (f32 activations, for comparisons)")
+      ->check(CLI::IsMember({"fast", "exact"}))
+      ->capture_default_str()
+      ->group("Compute");
+  app.add_option("-t,--threads", threads_, "compute threads")
+      ->check(CLI::Range(1, 1024))
+      ->default_str("one per physical performance core")
+      ->group("Compute");
+}
+
+engine::RuntimeOptions RuntimeFlags::options() const {
+  engine::RuntimeOptions options;
+  options.model_path = model_.empty() ? sample_model_path() : model_;
+  options.ple_path = ple_;
+  options.precision = precision_ == "exact" ? quant::Precision::Exact : quant::Precision::Fast;
+  options.threads = threads_;
+  options.n_ctx = ctx_;
+  options.prompt_chunk = prompt_chunk_;
+  if (kv_ != "auto") options.kv = kv_ == "f32" ? models::KvType::F32 : models::KvType::F16;
+  options.dense = dense_ == "map" ? models::DenseMode::Map : models::DenseMode::Copy;
+  if (memory_ != "auto") options.memory = parse_size(memory_);
+  if (arena_slots_ > 0) options.arena_slots = static_cast<uint64_t>(arena_slots_);
+  options.stream.io = experts::parse_io_mode(io_);
+  options.stream.evict = experts::parse_evict(evict_);
+  options.stream.depth = depth_;
+  options.stream.alias = alias_;
+  return options;
+}
+
+std::unique_ptr<engine::Runtime> open_runtime(const RuntimeFlags& flags) {
+  std::unique_ptr<Progress> bar;
+  std::string current;
+  auto runtime = engine::Runtime::open(flags.options(),
+                                       [&](std::string_view phase, uint64_t done, uint64_t total) {
+                                         if (current != phase) {
+                                           current = phase;
+                                           bar = std::make_unique<Progress>(current, total);
+                                         }
+                                         bar->set(done);
+                                       });
+  return runtime;
+}
+
+std::vector<int32_t> read_token_ids(const std::string& path) {
+  const std::string text = read_text_file(path);
+  std::vector<int32_t> ids;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  for (;;) {
+    while (at != end && (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t' || *at == ',')) {
+      ++at;
+    }
+    if (at == end) return ids;
+    int32_t id = 0;
+    const auto [next, error] = std::from_chars(at, end, id);
+    if (error != std::errc() || id < 0) {
+      fail(ErrorKind::Usage, "{}: byte {} does not begin a token id (a number from 0)", path,
+           at - text.data());
+    }
+    ids.push_back(id);
+    at = next;
+  }
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,40 @@
+// The options that every command shares which runs a model, and what they mean.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/runtime.h"
+
+namespace penstock::cli {
+
+class RuntimeFlags {
+ public:
+  void add_to(CLI::App& app);
+  void set_model(const std::string& path) { model_ = path; }
+  // The flags as options; the sample model when none was named. Throws Error(Usage).
+  engine::RuntimeOptions options() const;
+
+ private:
+  std::string model_, ple_, precision_ = "fast", kv_ = "auto", io_ = "auto", memory_ = "auto",
+                            dense_ = "copy", evict_ = "lfu";
+  int threads_ = 0;
+  int64_t ctx_ = 0;
+  int prompt_chunk_ = 0;
+  int64_t arena_slots_ = 0;
+  int depth_ = 8;
+  bool alias_ = false;
+};
+
+// Opens the runtime with progress on stderr.
+std::unique_ptr<engine::Runtime> open_runtime(const RuntimeFlags& flags);
+
+// models/ beside the program or two folders above it; throws Error(Usage) when it is not there.
+std::string sample_model_path();
+
+// Token ids from a file ("-": standard input), separated by white space.
+std::vector<int32_t> read_token_ids(const std::string& path);
+
+}  // namespace penstock::cli

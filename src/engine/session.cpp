@@ -1,0 +1,203 @@
+#include "engine/session.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+
+namespace penstock::engine {
+namespace {
+
+constexpr char kMagic[8] = {'P', 'N', 'S', 'S', 'T', 'A', 'T', 'E'};
+constexpr uint32_t kVersion = 1;
+
+struct FileHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t n_vocab;
+  uint64_t payload_bytes;
+};
+
+}  // namespace
+
+double Timings::prefill_rate() const noexcept {
+  return prefill_s > 0 ? static_cast<double>(prefill_tokens) / prefill_s : 0;
+}
+
+double Timings::decode_rate() const noexcept {
+  return decode_s > 0 ? static_cast<double>(decode_tokens) / decode_s : 0;
+}
+
+Session::Session(Runtime& runtime)
+    : runtime_(runtime),
+      state_(runtime.state()),
+      n_vocab_(static_cast<size_t>(runtime.info().n_vocab)),
+      logits_(n_vocab_) {
+  state_.reset();
+}
+
+void Session::check_room(size_t n_tokens) const {
+  if (static_cast<int64_t>(n_tokens) > room()) {
+    fail(ErrorKind::Usage,
+         "{} tokens do not fit: {} of the context's {} are taken; use a larger --ctx or a shorter "
+         "prompt",
+         n_tokens, position(), n_ctx());
+  }
+}
+
+bool Session::prefill(std::span<const int32_t> tokens, const std::atomic<bool>* cancel) {
+  check_room(tokens.size());
+  const auto chunk = static_cast<size_t>(runtime_.options().prompt_chunk);
+  const int64_t started = now_ns();
+  size_t done = 0;
+  while (done < tokens.size()) {
+    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
+    const size_t n = std::min(chunk, tokens.size() - done);
+    const bool last = done + n == tokens.size();
+    runtime_.model().forward(state_, runtime_.stream(),
+                             {.tokens = tokens.subspan(done, n),
+                              .phase = experts::Phase::Prompt,
+                              .logits = last ? models::Logits::Last : models::Logits::None},
+                             last ? logits_.data() : nullptr);
+    done += n;
+  }
+  runtime_.model().release_prompt_scratch();
+  timings_.prefill_tokens += static_cast<int64_t>(done);
+  timings_.prefill_s += seconds_since(started);
+  return done == tokens.size();
+}
+
+void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
+  check_room(tokens.size());
+  // All rows' logits of a chunk are held at once: a large vocabulary wants smaller chunks.
+  constexpr size_t kMaxLogits = size_t{16} << 20;
+  const size_t chunk = std::clamp<size_t>(kMaxLogits / n_vocab_, 1,
+                                          static_cast<size_t>(runtime_.options().prompt_chunk));
+  std::vector<float> all(std::min(chunk, tokens.size()) * n_vocab_);
+  for (size_t done = 0; done < tokens.size();) {
+    const size_t n = std::min(chunk, tokens.size() - done);
+    const int64_t first = position();
+    runtime_.model().forward(state_, runtime_.stream(),
+                             {.tokens = tokens.subspan(done, n),
+                              .phase = experts::Phase::Prompt,
+                              .logits = models::Logits::All},
+                             all.data());
+    rows(first, {all.data(), n * n_vocab_});
+    std::memcpy(logits_.data(), all.data() + (n - 1) * n_vocab_, n_vocab_ * sizeof(float));
+    done += n;
+  }
+  runtime_.model().release_prompt_scratch();
+}
+
+void Session::decode(int32_t token) {
+  check_room(1);
+  const int64_t started = now_ns();
+  runtime_.model().forward(
+      state_, runtime_.stream(),
+      {.tokens = {&token, 1}, .phase = experts::Phase::Decode, .logits = models::Logits::Last},
+      logits_.data());
+  const double seconds = seconds_since(started);
+  if (timings_.first_tokens == 0) {
+    timings_.first_tokens = 1;
+    timings_.first_s = seconds;
+  } else {
+    ++timings_.decode_tokens;
+    timings_.decode_s += seconds;
+  }
+}
+
+std::span<const float> Session::step(std::span<const int32_t> tokens) {
+  check_room(tokens.size());
+  step_logits_.resize(tokens.size() * n_vocab_);
+  runtime_.model().step(
+      state_, runtime_.stream(),
+      {.tokens = tokens, .phase = experts::Phase::Decode, .logits = models::Logits::All},
+      step_logits_.data());
+  return step_logits_;
+}
+
+void Session::commit(int n) {
+  runtime_.model().commit(state_, n);
+  if (n > 0) {
+    std::memcpy(logits_.data(), step_logits_.data() + static_cast<size_t>(n - 1) * n_vocab_,
+                n_vocab_ * sizeof(float));
+  }
+}
+
+void Session::reset() {
+  state_.reset();
+}
+
+bool Session::truncate(int64_t position) {
+  return state_.truncate(position);
+}
+
+Session::Checkpoint Session::checkpoint() const {
+  Checkpoint point;
+  point.tokens.assign(tokens().begin(), tokens().end());
+  if (runtime_.info().n_recurrent_layers > 0) {
+    point.recurrent.reserve(state_.saved_bytes(models::State::Parts::Recurrent));
+    state_.save(models::State::Parts::Recurrent, [&](std::span<const std::byte> bytes) {
+      point.recurrent.insert(point.recurrent.end(), bytes.begin(), bytes.end());
+    });
+  }
+  return point;
+}
+
+void Session::rewind(const Checkpoint& checkpoint) {
+  if (checkpoint.recurrent.empty()) {
+    state_.truncate(static_cast<int64_t>(checkpoint.tokens.size()));
+    return;
+  }
+  size_t at = 0;
+  state_.restore(
+      [&](std::span<std::byte> out) {
+        std::memcpy(out.data(), checkpoint.recurrent.data() + at, out.size());
+        at += out.size();
+      },
+      "checkpoint in memory");
+}
+
+void Session::save(const std::string& path) const {
+  AtomicFile out(path);
+  FileHeader header{};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.version = kVersion;
+  header.n_vocab = static_cast<uint32_t>(n_vocab_);
+  header.payload_bytes = state_.saved_bytes(models::State::Parts::All);
+  out.write(&header, sizeof header);
+  out.write(logits_.data(), logits_.size() * sizeof(float));
+  state_.save(models::State::Parts::All,
+              [&](std::span<const std::byte> bytes) { out.write(bytes); });
+  out.commit();
+}
+
+void Session::restore(const std::string& path) {
+  const File file = File::open_read(path);
+  FileHeader header{};
+  const uint64_t prefix = sizeof header + n_vocab_ * sizeof(float);
+  if (file.size() < prefix) fail(ErrorKind::Format, "{} is too short to be a saved state", path);
+  file.read_at(0, std::as_writable_bytes(std::span(&header, 1)));
+  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
+    fail(ErrorKind::Format, "{} is not a saved state of this program", path);
+  }
+  if (header.version != kVersion) {
+    fail(ErrorKind::Format, "{} has version {}, this program reads version {}", path,
+         header.version, kVersion);
+  }
+  if (header.n_vocab != n_vocab_ || file.size() != prefix + header.payload_bytes) {
+    fail(ErrorKind::Format, "{} is incomplete or was saved with another model", path);
+  }
+  uint64_t at = prefix;
+  state_.restore(
+      [&](std::span<std::byte> out) {
+        file.read_at(at, out);
+        at += out.size();
+      },
+      path);
+  file.read_at(sizeof header, std::as_writable_bytes(std::span(logits_)));
+}
+
+}  // namespace penstock::engine
