@@ -1,0 +1,177 @@
+#include "cli/summary.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/machine.h"
+
+namespace penstock::cli {
+namespace {
+
+using experts::Counters;
+using experts::ReadCounts;
+using experts::UseCounts;
+using Json = nlohmann::ordered_json;
+
+double share(uint64_t part, uint64_t whole) {
+  return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+UseCounts sum(const UseCounts& a, const UseCounts& b) {
+  return {.arena = a.arena + b.arena,
+          .ra_timely = a.ra_timely + b.ra_timely,
+          .ra_late = a.ra_late + b.ra_late,
+          .miss_issued = a.miss_issued + b.miss_issued,
+          .miss_joined = a.miss_joined + b.miss_joined};
+}
+
+Json uses_json(const UseCounts& uses) {
+  return {{"arena", uses.arena},
+          {"ra_timely", uses.ra_timely},
+          {"ra_late", uses.ra_late},
+          {"miss_issued", uses.miss_issued},
+          {"miss_joined", uses.miss_joined},
+          {"total", uses.total()}};
+}
+
+Json reads_json(const ReadCounts& reads) {
+  return {{"reads", reads.reads}, {"bytes", reads.bytes}};
+}
+
+std::string phase_row(const char* name, int64_t tokens, double seconds) {
+  if (tokens == 0) return {};
+  return fmt::format("  {:<12}{:>8}{:>11.3f} s{:>12.2f}\n", name, tokens, seconds,
+                     seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0);
+}
+
+}  // namespace
+
+std::string summary_table(engine::Session& session, const std::string& end) {
+  const engine::Runtime& runtime = session.runtime();
+  const engine::Timings& timings = session.timings();
+  const engine::LoadReport& load = runtime.load();
+  const Counters counters = runtime.counters();
+  const experts::Plan& plan = runtime.plan();
+  const Footprint memory = footprint();
+
+  std::string out;
+  out += fmt::format("  {:<12}{:>8}{:>13}{:>12}\n", "phase", "tokens", "time", "tokens/s");
+  out += fmt::format("  {:<12}{:>8}{:>11.3f} s{:>12}\n", "load", "",
+                     load.open_s + load.dense_s + load.arena_s, "");
+  out += phase_row("prompt", timings.prefill_tokens, timings.prefill_s);
+  out += phase_row("first token", timings.first_tokens, timings.first_s);
+  out += phase_row("decode", timings.decode_tokens, timings.decode_s);
+
+  const UseCounts uses = sum(counters.first, counters.steady);
+  if (uses.total() != 0) {
+    const uint64_t misses = uses.miss_issued + uses.miss_joined;
+    const uint64_t ahead = uses.ra_timely + uses.ra_late;
+    out += fmt::format(
+        "  experts     {} uses: arena hits {:.2f} % ({}), read-ahead hits {:.2f} % ({}), misses "
+        "{:.2f} % ({})\n",
+        uses.total(), share(uses.arena, uses.total()), uses.arena, share(ahead, uses.total()),
+        ahead, share(misses, uses.total()), misses);
+  }
+  const uint64_t tokens = counters.tokens;
+  out += fmt::format("  read        {:.2f} MB for the prompt, {:.2f} MB in decode",
+                     static_cast<double>(counters.prompt.bytes) * 1e-6,
+                     static_cast<double>(counters.demand.bytes) * 1e-6);
+  if (tokens != 0) {
+    out +=
+        fmt::format(" ({:.2f} MB and {:.2f} ms of waiting per token)",
+                    static_cast<double>(counters.demand.bytes) * 1e-6 / static_cast<double>(tokens),
+                    static_cast<double>(counters.stall_ns) * 1e-6 / static_cast<double>(tokens));
+  }
+  if (counters.ple.reads != 0) {
+    out +=
+        fmt::format(", {:.2f} MB of n-gram rows", static_cast<double>(counters.ple.bytes) * 1e-6);
+  }
+  out += fmt::format("\n  disk        {}\n", runtime.stream().io().describe());
+  out +=
+      fmt::format("  arena       {} of {} experts ({:.1f} %), {}, {} of it on huge pages\n",
+                  plan.slots(), plan.shape.n_experts(), share(plan.slots(), plan.shape.n_experts()),
+                  format_bytes(plan.arena), format_bytes(load.arena_huge_bytes));
+  out += fmt::format("  memory      {} planned at the peak without slack, {} measured now\n",
+                     format_bytes(std::max(plan.peak_decode, plan.peak_prefill) - plan.slack),
+                     format_bytes(memory.total()));
+  out += fmt::format("  compute     {} threads, {}, {} activations\n", runtime.options().threads,
+                     quant::isa_name(quant::current_isa()),
+                     runtime.options().precision == quant::Precision::Exact ? "f32" : "8-bit");
+  if (!end.empty()) out += fmt::format("  ended       {}\n", end);
+  if (runtime.options().stream.alias) {
+    out += "  EXPERTS WERE ALIASED: this measures compute alone, the output means nothing\n";
+  }
+  return out;
+}
+
+Json timings_json(const engine::Session& session, const engine::Runtime& runtime) {
+  const engine::Timings& timings = session.timings();
+  const engine::LoadReport& load = runtime.load();
+  return {{"load", {{"open_s", load.open_s}, {"dense_s", load.dense_s}, {"arena_s", load.arena_s}}},
+          {"prefill",
+           {{"tokens", timings.prefill_tokens},
+            {"seconds", timings.prefill_s},
+            {"tokens_per_second", timings.prefill_rate()}}},
+          {"first_token", {{"tokens", timings.first_tokens}, {"seconds", timings.first_s}}},
+          {"decode",
+           {{"tokens", timings.decode_tokens},
+            {"seconds", timings.decode_s},
+            {"tokens_per_second", timings.decode_rate()}}}};
+}
+
+Json counters_json(const engine::Runtime& runtime) {
+  const Counters c = runtime.counters();
+  return {{"uses_first", uses_json(c.first)},
+          {"uses_steady", uses_json(c.steady)},
+          {"uses_expected", c.uses_expected},
+          {"steps", c.steps},
+          {"tokens", c.tokens},
+          {"reads_demand", reads_json(c.demand)},
+          {"reads_spec", reads_json(c.spec)},
+          {"reads_fill", reads_json(c.fill)},
+          {"reads_prompt", reads_json(c.prompt)},
+          {"reads_ple", reads_json(c.ple)},
+          {"experts_read", c.experts_read},
+          {"stall_ns", c.stall_ns},
+          {"stall_events", c.stall_events},
+          {"io_busy_ns", c.io_busy_ns},
+          {"io_latency_ns", c.io_latency_ns},
+          {"read_errors_retried", c.read_errors_retried},
+          {"evict_total", c.evict_total},
+          {"evict_hot", c.evict_hot},
+          {"prompt_experts_touched", c.prompt_experts_touched},
+          {"prompt_arena_used", c.prompt_arena_used},
+          {"prompt_stall_ns", c.prompt_stall_ns},
+          {"dev_bytes", storage_bytes_read()}};
+}
+
+Json plan_json(const engine::Runtime& runtime) {
+  const experts::Plan& plan = runtime.plan();
+  Json terms;
+  for (const auto& [name, bytes] : plan.rows()) terms[name] = bytes;
+  const Footprint memory = footprint();
+  return {{"terms", std::move(terms)},
+          {"slots", plan.slots()},
+          {"experts", plan.shape.n_experts()},
+          {"token_cycle", plan.cycle},
+          {"hard_floor", plan.hard_floor},
+          {"budget", plan.budget},
+          {"available", plan.available},
+          {"available_source", plan.available_source},
+          {"fuse", plan.fuse},
+          {"peak_decode", plan.peak_decode},
+          {"peak_prefill", plan.peak_prefill},
+          {"n_ctx", runtime.options().n_ctx},
+          {"prompt_chunk", runtime.options().prompt_chunk},
+          {"threads", runtime.options().threads},
+          {"io", runtime.stream().io().describe()},
+          {"arena_huge_bytes", runtime.load().arena_huge_bytes},
+          {"measured",
+           {{"footprint", memory.total()},
+            {"anonymous", memory.anonymous},
+            {"locked_file", memory.locked_file},
+            {"peak_rss", memory.peak_rss}}}};
+}
+
+}  // namespace penstock::cli
