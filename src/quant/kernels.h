@@ -34,6 +34,15 @@ struct KernelTable {
 
 const KernelTable& scalar_table() noexcept;
 
+#if defined(__x86_64__)
+const KernelTable& avx2_table() noexcept;
+// Each family of types adds its kernels to the table.
+void add_avx2_floats(KernelTable& table) noexcept;
+void add_avx2_small(KernelTable& table) noexcept;
+void add_avx2_k(KernelTable& table) noexcept;
+void add_avx2_activations(KernelTable& table) noexcept;
+#endif
+
 // Panels of interleaved rows in MatmulTile::scratch (gemm) take at most this many bytes per element
 // of a row: 8 rows of one-byte codes plus their scales (the fullest case is 256-element blocks with
 // 16 sub-blocks: 512 B of scales, 256 B of offsets, 64 B of f32 for 2048 codes).
