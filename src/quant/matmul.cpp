@@ -18,6 +18,10 @@ const KernelTable& table_of(Isa isa) noexcept {
   switch (isa) {
     case Isa::Scalar:
       return scalar_table();
+#if defined(__x86_64__)
+    case Isa::Avx2:
+      return avx2_table();
+#endif
     default:
       return kNoKernels;
   }

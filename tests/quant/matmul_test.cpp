@@ -197,6 +197,20 @@ TEST(Matmul, TypesWithKernels) {
   EXPECT_FALSE(has_kernel(TypeId::Q8_K));
 }
 
+#if defined(__x86_64__)
+TEST(Matmul, Avx2ServesItsTypes) {
+  const IsaGuard restore(current_isa());
+  if (!set_isa(Isa::Avx2)) GTEST_SKIP() << "no AVX2 here";
+  for (const TypeId type :
+       {TypeId::F32, TypeId::F16, TypeId::BF16, TypeId::Q8_0, TypeId::Q4_0, TypeId::Q4_1,
+        TypeId::Q5_0, TypeId::Q5_1, TypeId::IQ4_NL, TypeId::MXFP4, TypeId::Q2_0, TypeId::Q1_0,
+        TypeId::Q2_K, TypeId::Q3_K, TypeId::Q4_K, TypeId::Q5_K, TypeId::Q6_K, TypeId::IQ4_XS,
+        TypeId::TQ2_0}) {
+    EXPECT_TRUE(has_native_kernel(type, Isa::Avx2)) << gguf::type_name(type);
+  }
+}
+#endif
+
 TEST(Matmul, IsaNames) {
   for (const Isa isa : {Isa::Scalar, Isa::Avx2, Isa::Neon, Isa::NeonDot}) {
     Isa parsed = Isa::Scalar;
