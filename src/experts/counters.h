@@ -1,6 +1,9 @@
 // What happened to every expert use and every byte (spec/streaming.md §A).
 #pragma once
 
+#include <array>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 
 namespace penstock::experts {
@@ -15,11 +18,34 @@ struct UseCounts {
   uint64_t total() const noexcept {
     return arena + ra_timely + ra_late + miss_issued + miss_joined;
   }
+  UseCounts& operator+=(const UseCounts& other) noexcept {
+    arena += other.arena;
+    ra_timely += other.ra_timely;
+    ra_late += other.ra_late;
+    miss_issued += other.miss_issued;
+    miss_joined += other.miss_joined;
+    return *this;
+  }
 };
 
 struct ReadCounts {
   uint64_t reads = 0;  // requests issued
-  uint64_t bytes = 0;  // bytes asked for, as widened to the direct-I/O alignment
+  uint64_t bytes = 0;  // bytes asked for, as widened for direct reads; retries are not counted
+};
+
+// Why a read was made.
+enum class ReadReason : uint8_t { Demand, Prompt, Fill, Rows };
+inline constexpr size_t kReadReasons = 4;
+
+// Reads by duration: bucket i holds those of [2^i, 2^(i+1)) ns. A read ends when the scheduling
+// thread sees its completion, so with io_uring the figures are upper bounds.
+struct LatencyCounts {
+  std::array<uint64_t, 48> bucket{};
+  void add(uint64_t ns) noexcept {
+    const auto width = static_cast<size_t>(std::bit_width(ns));
+    const size_t index = width == 0 ? 0 : width - 1;
+    ++bucket[index < bucket.size() ? index : bucket.size() - 1];
+  }
 };
 
 struct Counters {
@@ -32,7 +58,7 @@ struct Counters {
   uint64_t experts_read = 0;  // experts, where reads counts preads (three per expert)
   uint64_t stall_ns = 0;      // only time blocked
   uint64_t stall_events = 0;
-  uint64_t io_busy_ns = 0;     // union of the intervals with a read in flight
+  uint64_t io_busy_ns = 0;  // union of the intervals with a read in flight, as seen (LatencyCounts)
   uint64_t io_latency_ns = 0;  // sum over reads: qd_avg = io_latency_ns / io_busy_ns
   uint64_t read_errors_retried = 0;
   uint64_t evict_total = 0;
@@ -40,6 +66,8 @@ struct Counters {
   uint64_t prompt_experts_touched = 0;
   uint64_t prompt_arena_used = 0;
   uint64_t prompt_stall_ns = 0;
+  LatencyCounts demand_latency;
+  LatencyCounts prompt_latency;
 };
 
 }  // namespace penstock::experts

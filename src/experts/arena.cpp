@@ -1,0 +1,72 @@
+#include "experts/arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace penstock::experts {
+namespace {
+
+constexpr uint64_t kMaxRange = (uint64_t{1} << 30) - 1;  // io_uring registers at most 1 GiB at once
+
+}  // namespace
+
+Arena::Arena(const ArenaShape& shape, double huge_seconds) {
+  uint64_t offset = 0;
+  uint32_t first = 0;
+  uint32_t range = 0;
+  const auto add = [&](uint64_t n, uint64_t slot_bytes) {
+    if (n == 0) return;
+    const uint64_t per_range = std::max<uint64_t>(1, kMaxRange / slot_bytes);
+    groups_.push_back({first, static_cast<uint32_t>(n), offset, slot_bytes,
+                       static_cast<uint32_t>(per_range), range});
+    offset += n * slot_bytes;
+    first += static_cast<uint32_t>(n);
+    range += static_cast<uint32_t>((n + per_range - 1) / per_range);
+  };
+  for (const SlotClass& c : shape.classes) add(c.slots, c.slot_bytes);
+  add(shape.transit, shape.largest_slot());
+  mapping_ = Mapping(offset, huge_seconds > 0 ? Pages::Huge : Pages::Small);
+  fault_in(huge_seconds);
+  huge_ = huge_bytes(mapping_.data(), mapping_.size());
+}
+
+void Arena::fault_in(double huge_seconds) {
+  const int64_t start = now_ns();
+  bool huge = huge_seconds > 0;
+  for (const Group& group : groups_) {
+    for (uint32_t i = 0; i < group.n; ++i) {
+      const uint64_t at = group.offset + i * group.slot_bytes;
+      if (huge && seconds_since(start) > huge_seconds) {
+        huge = false;
+        const uint64_t rest = round_up(at, kHugePageSize);
+        if (rest < mapping_.size()) {
+          madvise(mapping_.data() + rest, mapping_.size() - rest, MADV_NOHUGEPAGE);
+        }
+      }
+      mapping_.prefault(at, group.slot_bytes);
+    }
+  }
+}
+
+std::vector<MemoryRange> Arena::ranges() const {
+  std::vector<MemoryRange> ranges;
+  for (const Group& group : groups_) {
+    for (uint32_t i = 0; i < group.n; i += group.per_range) {
+      const uint64_t n = std::min(group.per_range, group.n - i);
+      ranges.push_back(
+          {mapping_.data() + group.offset + i * group.slot_bytes, n * group.slot_bytes});
+    }
+  }
+  return ranges;
+}
+
+int32_t Arena::range_of(int32_t id) const noexcept {
+  const Group& group = group_of(static_cast<uint32_t>(id));
+  return static_cast<int32_t>(group.first_range +
+                              (static_cast<uint32_t>(id) - group.first) / group.per_range);
+}
+
+}  // namespace penstock::experts

@@ -1,0 +1,58 @@
+// The memory behind the slots: one anonymous mapping, on huge pages as far as the kernel gives them
+// in time, never released slot by slot (spec/streaming.md §A, design/machine.md §1).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/memory.h"
+#include "experts/io.h"
+#include "experts/shape.h"
+
+namespace penstock::experts {
+
+class Arena {
+ public:
+  // Maps and faults in every slot: on huge pages until `huge_seconds` have passed, the rest on 4
+  // KiB pages; none on huge pages with 0. Slots are numbered as Residency numbers them.
+  Arena(const ArenaShape& shape, double huge_seconds);
+
+  std::byte* slot(int32_t id) const noexcept {
+    const Group& group = group_of(static_cast<uint32_t>(id));
+    return mapping_.data() + group.offset +
+           (static_cast<uint32_t>(id) - group.first) * group.slot_bytes;
+  }
+  uint64_t slot_bytes(int32_t id) const noexcept {
+    return group_of(static_cast<uint32_t>(id)).slot_bytes;
+  }
+  uint64_t bytes() const noexcept { return mapping_.size(); }
+  uint64_t huge() const noexcept { return huge_; }  // measured
+
+  // Ranges of whole slots, each under 1 GiB, to register with io_uring; and the index of the range
+  // that holds a slot.
+  std::vector<MemoryRange> ranges() const;
+  int32_t range_of(int32_t id) const noexcept;
+
+ private:
+  struct Group {
+    uint32_t first = 0;  // slot number
+    uint32_t n = 0;
+    uint64_t offset = 0;
+    uint64_t slot_bytes = 0;
+    uint32_t per_range = 0;    // slots in a range
+    uint32_t first_range = 0;  // its index
+  };
+  const Group& group_of(uint32_t id) const noexcept {
+    size_t i = groups_.size() - 1;
+    while (groups_[i].first > id) --i;
+    return groups_[i];
+  }
+  void fault_in(double huge_seconds);
+
+  std::vector<Group> groups_;  // those with slots, in order
+  Mapping mapping_;
+  uint64_t huge_ = 0;
+};
+
+}  // namespace penstock::experts

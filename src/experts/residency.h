@@ -1,0 +1,101 @@
+// Which expert lies in which slot: the live map, slot states and the choice of victims
+// (spec/streaming.md §D). Owned by the scheduling thread; knows nothing of memory or files.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "experts/counters.h"
+#include "experts/geometry.h"
+#include "experts/options.h"
+#include "experts/shape.h"
+
+namespace penstock::experts {
+
+// EMPTY -> READING -> READY -> EMPTY; READING -> FAILED, which recycle_failed() ends.
+enum class SlotState : uint8_t { Empty, Reading, Ready, Failed };
+
+struct Slot {
+  int32_t layer = -1;  // index of the layer
+  int32_t expert = -1;
+  uint32_t gen = 0;  // increases at each reuse
+  uint32_t pin = 0;
+  uint64_t last_use = 0;
+  SlotState state = SlotState::Empty;
+  ReadReason reason = ReadReason::Demand;
+};
+
+inline constexpr int32_t kNoSlot = -1;
+
+class Residency {
+ public:
+  // Slots are numbered class by class, in the order of the shape; the transit slots come last.
+  Residency(const Geometry& geometry, const ArenaShape& shape, Evict evict);
+
+  size_t n_slots() const noexcept { return slots_.size(); }
+  const Slot& slot(int32_t id) const noexcept { return slots_[static_cast<size_t>(id)]; }
+  bool is_transit(int32_t id) const noexcept { return static_cast<size_t>(id) >= first_transit_; }
+  // The slot that holds, or is being filled with, the expert; or kNoSlot. Transit slots are not in
+  // the map.
+  int32_t find(int layer, int expert) const noexcept { return map_[key(layer, expert)]; }
+  // Bit e of word e / 64: expert e of the layer is READY. For the snapshot only.
+  std::span<const uint64_t> ready_bits(int layer) const noexcept;
+
+  // A slot of the layer's class, now READING the expert: an empty one, else, if allowed, that of
+  // the victim. kNoSlot when there is none. Precondition: the expert is not in the map.
+  int32_t acquire(int layer, int expert, ReadReason reason, bool may_evict);
+  int32_t acquire_transit(int layer, int expert);
+  void complete(int32_t id, bool ok);  // READING -> READY or FAILED
+  void release_transit(int32_t id);    // READY -> EMPTY
+  void recycle_failed();               // FAILED -> EMPTY, all of them
+
+  // A pinned slot is no victim. `used_at`: the time that unpin records as the last use; 0 leaves
+  // it.
+  void pin(int32_t id);
+  void unpin(int32_t id, uint64_t used_at);
+
+  // One decode use of an expert, resident or not. Its slot, if READY, must be pinned.
+  void count_use(int layer, int expert) noexcept { frequency_[key(layer, expert)] += 1.0f; }
+  float frequency(int layer, int expert) const noexcept { return frequency_[key(layer, expert)]; }
+  void halve_frequencies();
+
+  // The slot that the next eviction of this class would take, or kNoSlot.
+  int32_t victim(uint32_t slot_class) const noexcept;
+  uint64_t evictions() const noexcept { return evictions_; }
+  uint32_t first_slot(uint32_t slot_class) const noexcept { return first_[slot_class]; }
+
+  static uint64_t memory_bytes(const Geometry& geometry, const ArenaShape& shape) noexcept;
+
+ private:
+  size_t key(int layer, int expert) const noexcept {
+    return layer_base_[static_cast<size_t>(layer)] + static_cast<size_t>(expert);
+  }
+  bool before(int32_t a, int32_t b) const noexcept;  // a is evicted before b
+  void heap_insert(uint32_t c, int32_t id);
+  void heap_remove(uint32_t c, int32_t id);
+  void sift_up(std::vector<int32_t>& heap, size_t at) noexcept;
+  void sift_down(std::vector<int32_t>& heap, size_t at) noexcept;
+  void set_ready(const Slot& slot, bool ready) noexcept;
+  void start(int32_t id, int layer, int expert, ReadReason reason);
+  uint32_t class_of(int32_t id) const noexcept;
+
+  Evict evict_;
+  std::vector<Slot> slots_;
+  size_t first_transit_ = 0;
+  std::vector<uint32_t> class_of_layer_;
+  std::vector<uint32_t> first_;     // first slot of each class
+  std::vector<size_t> layer_base_;  // first key of each layer
+  std::vector<size_t> word_base_;   // first word of each layer in ready_
+  std::vector<int32_t> map_;        // by key
+  std::vector<float> frequency_;    // by key; survives eviction
+  std::vector<uint64_t> ready_;
+  std::vector<std::vector<int32_t>> empty_;    // by class; the last entry is the transit slots
+  std::vector<std::vector<int32_t>> victims_;  // by class: heap of the READY, unpinned slots
+  std::vector<uint32_t> heap_at_;              // by slot: position in its heap
+  std::vector<int32_t> failed_;
+  uint64_t evictions_ = 0;
+};
+
+}  // namespace penstock::experts

@@ -1,0 +1,609 @@
+#include "experts/stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "experts/arena.h"
+#include "experts/read_queue.h"
+#include "experts/record.h"
+#include "experts/residency.h"
+#include "experts/route.h"
+
+namespace penstock::experts {
+namespace {
+
+int pool_threads(int depth) noexcept {
+  return std::max(depth, 8);
+}
+
+// Parts in flight: a whole layer's demand of one row, or a prompt's depth, whichever is more. More
+// rows only make the queue hand them over in turns.
+size_t backend_capacity(const Geometry& geometry, int depth) noexcept {
+  int most = depth;
+  for (const LayerGeometry& layer : geometry.layers) most = std::max(most, layer.n_used);
+  return static_cast<size_t>(most) * kMaxParts;
+}
+
+// A read's tag: the slot's generation, the part, the slot.
+constexpr int kSlotBits = 28;
+uint64_t make_tag(uint32_t gen, int part, int32_t slot) noexcept {
+  return uint64_t{gen} << 32 | static_cast<uint64_t>(part) << kSlotBits |
+         static_cast<uint64_t>(slot);
+}
+uint32_t tag_gen(uint64_t tag) noexcept {
+  return static_cast<uint32_t>(tag >> 32);
+}
+int tag_part(uint64_t tag) noexcept {
+  return static_cast<int>(tag >> kSlotBits & 0xf);
+}
+int32_t tag_slot(uint64_t tag) noexcept {
+  return static_cast<int32_t>(tag & ((uint64_t{1} << kSlotBits) - 1));
+}
+
+class ExpertStream final : public Stream {
+ public:
+  ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles> files, const ArenaShape& shape,
+               const StreamOptions& options);
+  ~ExpertStream() override = default;  // the queue waits for its reads before the arena goes
+
+  Routing begin(int index, const float* logits, int rows, const RouteRule& rule,
+                Phase phase) override;
+  std::span<const ReadyExpert> next() override;
+  void end() override;
+  void end_step(int rows) override;
+
+  const Geometry& geometry() const override { return geometry_; }
+  const Counters& counters() const override { return counters_; }
+  std::span<const uint64_t> layer_stall_ns() const override { return layer_stall_ns_; }
+  const IoReport& io() const override { return io_; }
+  const ArenaShape& shape() const override { return shape_; }
+  uint64_t arena_huge_bytes() const override { return arena_.huge(); }
+  void set_trace(Trace trace) override { trace_ = std::move(trace); }
+
+ private:
+  // An expert of the current layer whose slot is READY and pinned.
+  struct Held {
+    int32_t expert;
+    int32_t slot;
+    uint32_t gen;
+    bool admitted;  // came from a read of this layer
+  };
+  // A decode step in progress; joins the counters when it is complete.
+  struct Step {
+    UseCounts uses;
+    uint64_t experts_read = 0;
+    int next_layer = 0;
+    int rows = 0;
+  };
+
+  void register_arena();
+  void fill_alias();
+  void open_layer(int index, int rows, const RouteRule& rule, Phase phase);
+  void route(const float* logits, int rows, const RouteRule& rule, Phase phase);
+  void classify_decode(int rows, int n_used);
+  void collect_prompt(int rows, int n_used);
+  void start_reads();
+  void read_expert(int32_t slot, int expert);
+  void handle(std::span<const ReadDone> done);
+  void wait_for_arrival();
+  void release_batch();
+  void deliver(std::vector<Held>& from, size_t limit);
+  void raise_failure();
+  void copy_io_counters();
+  void hold(int expert, int32_t slot, bool admitted);
+  // An aliased expert is represented by one of those that were filled in.
+  int represent(int expert) const noexcept {
+    return alias_.empty() ? expert : expert % alias_[static_cast<size_t>(layer_)];
+  }
+  bool in_snapshot(int expert) const noexcept {
+    return (snapshot_[static_cast<size_t>(expert) / 64] >> (expert % 64) & 1) != 0;
+  }
+
+  Geometry geometry_;
+  std::shared_ptr<const StreamFiles> files_;
+  ArenaShape shape_;
+  StreamOptions options_;
+  IoReport io_;
+  std::vector<RecordLayout> layouts_;
+  Arena arena_;
+  Residency residency_;
+  std::vector<uint8_t> parts_left_;  // by slot: reads still out
+  std::vector<uint8_t> slot_failed_;
+  std::vector<int32_t> alias_;  // by layer: experts filled in; empty without --alias-experts
+  ReadQueue queue_;
+
+  // The current layer.
+  bool open_ = false;
+  int layer_ = 0;
+  Phase phase_ = Phase::Decode;
+  uint64_t clock_ = 0;  // counts begin() calls: the time of last_use
+  std::vector<uint64_t> snapshot_;
+  std::vector<float> probabilities_;
+  std::vector<int32_t> ids_;
+  std::vector<float> weights_;
+  std::vector<uint64_t> seen_;    // by expert: the clock when it was last selected
+  std::vector<int32_t> pending_;  // experts without a slot yet, in file order
+  size_t pending_head_ = 0;
+  int reading_ = 0;             // experts
+  std::vector<Held> resident_;  // not yet delivered
+  std::vector<Held> arrived_;   // not yet delivered
+  std::vector<Held> lent_;      // what the current batch points to
+  std::vector<ReadyExpert> batch_;
+
+  struct Failure {
+    int layer = -1;
+    int expert = 0;
+    uint32_t shard = 0;
+    uint64_t offset = 0;
+    int error = 0;
+  } failure_;
+
+  Step step_;
+  int since_halving_ = 0;
+  Counters counters_;
+  std::vector<uint64_t> layer_stall_ns_;
+  Trace trace_;
+};
+
+void check_inputs(const Geometry& geometry, const StreamFiles& files, const ArenaShape& shape) {
+  if (shape.alignment != files.alignment()) {
+    fail(ErrorKind::Internal, "arena planned for alignment {}, files read with {}", shape.alignment,
+         files.alignment());
+  }
+  if (shape.slots() + shape.transit >= uint64_t{1} << kSlotBits) {
+    fail(ErrorKind::Unsupported, "{} slots", shape.slots());
+  }
+  if (shape.transit == 0 && !shape.holds_all()) {
+    fail(ErrorKind::Internal, "an arena that does not hold every expert needs transit slots");
+  }
+  for (const LayerGeometry& layer : geometry.layers) {
+    if (layer.n_used < 1 || layer.n_used > layer.n_expert || layer.n_expert >= 65536) {
+      fail(ErrorKind::Format, "layer {}: {} of {} experts used", layer.layer, layer.n_used,
+           layer.n_expert);
+    }
+    const RecordLayout layout = record_layout(layer, shape.alignment);
+    for (int p = 0; p < layout.n_parts; ++p) {
+      const PartRead last = part_read(layout, p, layer.n_expert - 1);
+      const uint64_t size = files.bytes(last.shard);
+      if (last.offset + last.needed > size) {
+        fail(ErrorKind::Format,
+             "{} ends at byte {}, but the experts of layer {} reach to byte {}; the file is "
+             "truncated: fetch it again",
+             files.path(last.shard), size, layer.layer, last.offset + last.needed);
+      }
+    }
+  }
+}
+
+std::vector<RecordLayout> layouts_of(const Geometry& geometry, uint32_t alignment) {
+  std::vector<RecordLayout> layouts;
+  for (const LayerGeometry& layer : geometry.layers) {
+    layouts.push_back(record_layout(layer, alignment));
+  }
+  return layouts;
+}
+
+std::unique_ptr<IoBackend> backend_for(const Geometry& geometry, const StreamFiles& files,
+                                       const StreamOptions& options, IoReport* report) {
+  *report = files.report();
+  report->requested = options.io;
+  auto backend =
+      make_backend(options.io, !files.direct(), backend_capacity(geometry, options.depth),
+                   pool_threads(options.depth), report);
+  return options.decorate ? options.decorate(std::move(backend)) : std::move(backend);
+}
+
+ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
+                           const ArenaShape& shape, const StreamOptions& options)
+    : geometry_(std::move(geometry)),
+      files_(std::move(files)),
+      shape_(shape),
+      options_(options),
+      layouts_(layouts_of(geometry_, shape.alignment)),
+      arena_(shape, options.huge_seconds),
+      residency_(geometry_, shape, options.evict),
+      parts_left_(residency_.n_slots(), 0),
+      slot_failed_(residency_.n_slots(), 0),
+      queue_(backend_for(geometry_, *files_, options, &io_), shape.alignment,
+             residency_.n_slots() * kMaxParts),
+      layer_stall_ns_(geometry_.layers.size(), 0) {
+  int most_experts = 0;
+  for (const LayerGeometry& layer : geometry_.layers) {
+    most_experts = std::max(most_experts, layer.n_expert);
+  }
+  const auto n = static_cast<size_t>(most_experts);
+  probabilities_.resize(n);
+  seen_.assign(n, 0);
+  snapshot_.resize((n + 63) / 64);
+  pending_.reserve(n);
+  resident_.reserve(n);
+  arrived_.reserve(n);
+  lent_.reserve(n);
+  batch_.reserve(n);
+  if (options.register_buffers) register_arena();
+  if (options.alias) fill_alias();
+}
+
+void ExpertStream::register_arena() {
+  if (queue_.backend().engine() != Engine::Uring) return;
+  const int error = queue_.backend().register_buffers(arena_.ranges());
+  if (error == 0) {
+    io_.registered_bytes = arena_.bytes();
+    return;
+  }
+  if (!io_.reason.empty()) io_.reason += "; ";
+  io_.reason += fmt::format("arena memory not registered: {}", errno_text(error));
+}
+
+// Every layer gets its share of its class's slots, filled with its first experts.
+void ExpertStream::fill_alias() {
+  std::vector<uint32_t> layers_left(shape_.classes.size(), 0);
+  std::vector<uint64_t> slots_left;
+  for (const uint32_t c : shape_.class_of) ++layers_left[c];
+  for (const SlotClass& c : shape_.classes) slots_left.push_back(c.slots);
+  for (size_t l = 0; l < geometry_.layers.size(); ++l) {
+    const uint32_t c = shape_.class_of[l];
+    const auto share = std::min<uint64_t>(slots_left[c] / layers_left[c],
+                                          static_cast<uint64_t>(geometry_.layers[l].n_expert));
+    if (share == 0) {
+      fail(ErrorKind::Usage, "--alias-experts needs at least one slot for each of {} layers",
+           geometry_.layers.size());
+    }
+    --layers_left[c];
+    slots_left[c] -= share;
+    layer_ = static_cast<int>(l);
+    for (int e = 0; e < static_cast<int>(share); ++e) {
+      read_expert(residency_.acquire(layer_, e, ReadReason::Fill, false), e);
+    }
+    queue_.submit();
+    while (queue_.outstanding() > 0) handle(queue_.wait());
+    raise_failure();
+    for (const Held& held : arrived_) residency_.unpin(held.slot, 0);
+    arrived_.clear();
+    alias_.push_back(static_cast<int32_t>(share));
+  }
+}
+
+Routing ExpertStream::begin(int index, const float* logits, int rows, const RouteRule& rule,
+                            Phase phase) {
+  open_layer(index, rows, rule, phase);
+  route(logits, rows, rule, phase);
+  const auto n = static_cast<size_t>(rows) * static_cast<size_t>(rule.n_used);
+  if (phase == Phase::Decode) {
+    classify_decode(rows, rule.n_used);
+  } else {
+    collect_prompt(rows, rule.n_used);
+  }
+  start_reads();
+  return {{ids_.data(), n}, {weights_.data(), n}};
+}
+
+void ExpertStream::open_layer(int index, int rows, const RouteRule& rule, Phase phase) {
+  if (open_) end();
+  if (index < 0 || static_cast<size_t>(index) >= geometry_.layers.size() || rows < 1 ||
+      rows >= 65536 || rule.n_used != geometry_.layers[static_cast<size_t>(index)].n_used) {
+    fail(ErrorKind::Internal, "stream: layer {} begun with {} rows, {} experts used", index, rows,
+         rule.n_used);
+  }
+  // A step that was abandoned half-way (an error, a cancelled request) is not counted.
+  if (phase == Phase::Prompt || index < step_.next_layer) step_ = {};
+  if (phase == Phase::Decode) {
+    if (index != step_.next_layer || (index > 0 && rows != step_.rows)) {
+      fail(ErrorKind::Internal, "stream: layer {} with {} rows begun out of turn", index, rows);
+    }
+    step_.next_layer = index + 1;
+    step_.rows = rows;
+  }
+  open_ = true;
+  layer_ = index;
+  phase_ = phase;
+  ++clock_;
+  // The one look at the live map: what follows sees this copy (law 1).
+  const std::span<const uint64_t> ready = residency_.ready_bits(index);
+  std::copy(ready.begin(), ready.end(), snapshot_.begin());
+}
+
+void ExpertStream::route(const float* logits, int rows, const RouteRule& rule, Phase phase) {
+  const auto n_used = static_cast<size_t>(rule.n_used);
+  const auto n_expert = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
+  const size_t n = static_cast<size_t>(rows) * n_used;
+  if (ids_.size() < n) {
+    ids_.resize(n);
+    weights_.resize(n);
+  }
+  for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+    int32_t* ids = ids_.data() + row * n_used;
+    if (!route_row({logits + row * n_expert, n_expert}, rule, probabilities_.data(), ids,
+                   weights_.data() + row * n_used)) {
+      fail(ErrorKind::Numeric, "the router of layer {} gave values that are not finite",
+           geometry_.layers[static_cast<size_t>(layer_)].layer);
+    }
+    if (trace_) trace_(layer_, static_cast<int>(row), phase, {ids, n_used});
+  }
+}
+
+void ExpertStream::classify_decode(int rows, int n_used) {
+  const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(n_used);
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t e = ids_[i];
+    const bool first = std::exchange(seen_[static_cast<size_t>(e)], clock_) != clock_;
+    const int representative = represent(e);
+    if (in_snapshot(representative)) {
+      ++step_.uses.arena;
+      if (first) hold(e, residency_.find(layer_, representative), false);
+    } else if (first) {
+      ++step_.uses.miss_issued;
+      pending_.push_back(e);
+    } else {
+      ++step_.uses.miss_joined;
+    }
+    residency_.count_use(layer_, e);
+  }
+  std::sort(pending_.begin(), pending_.end());
+}
+
+void ExpertStream::collect_prompt(int rows, int n_used) {
+  const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(n_used);
+  for (size_t i = 0; i < n; ++i) seen_[static_cast<size_t>(ids_[i])] = clock_;
+  const int n_expert = geometry_.layers[static_cast<size_t>(layer_)].n_expert;
+  for (int e = 0; e < n_expert; ++e) {
+    if (seen_[static_cast<size_t>(e)] != clock_) continue;
+    ++counters_.prompt_experts_touched;
+    const int representative = represent(e);
+    if (in_snapshot(representative)) {
+      ++counters_.prompt_arena_used;
+      hold(e, residency_.find(layer_, representative), false);
+    } else {
+      pending_.push_back(e);
+    }
+  }
+}
+
+void ExpertStream::hold(int expert, int32_t slot, bool admitted) {
+  residency_.pin(slot);
+  (admitted ? arrived_ : resident_).push_back({expert, slot, residency_.slot(slot).gen, admitted});
+}
+
+// Gives slots to pending experts as far as there are any and the depth allows, and reads into them.
+void ExpertStream::start_reads() {
+  const bool prompt = phase_ == Phase::Prompt;
+  while (pending_head_ < pending_.size() && !(prompt && reading_ >= options_.depth)) {
+    const int32_t e = pending_[pending_head_];
+    int32_t slot =
+        residency_.acquire(layer_, e, prompt ? ReadReason::Prompt : ReadReason::Demand, !prompt);
+    if (slot == kNoSlot && prompt) slot = residency_.acquire_transit(layer_, e);
+    // A step of many rows can select more experts than there are slots: the others follow when
+    // slots have been computed on.
+    if (slot == kNoSlot) break;
+    read_expert(slot, e);
+    ++pending_head_;
+  }
+  queue_.submit();
+}
+
+void ExpertStream::read_expert(int32_t slot, int expert) {
+  const auto s = static_cast<size_t>(slot);
+  const RecordLayout& layout = layouts_[static_cast<size_t>(layer_)];
+  const Slot& state = residency_.slot(slot);
+  std::byte* base = arena_.slot(slot);
+#ifndef NDEBUG
+  std::memset(base, 0xFF, arena_.slot_bytes(slot));  // whoever still computes on it shall notice
+#endif
+  for (int p = 0; p < layout.n_parts; ++p) {
+    const PartRead part = part_read(layout, p, expert);
+    queue_.push({.fd = files_->fd(part.shard),
+                 .offset = part.offset,
+                 .data = base + part.at,
+                 .bytes = part.bytes,
+                 .needed = part.needed,
+                 .buffer = io_.registered_bytes != 0 ? arena_.range_of(slot) : -1,
+                 .reason = state.reason,
+                 .tag = make_tag(state.gen, p, slot)});
+  }
+  parts_left_[s] = static_cast<uint8_t>(layout.n_parts);
+  slot_failed_[s] = 0;
+  ++reading_;
+  ++counters_.experts_read;
+  if (state.reason == ReadReason::Demand) ++step_.experts_read;
+}
+
+void ExpertStream::handle(std::span<const ReadDone> done) {
+  for (const ReadDone& d : done) {
+    const int32_t slot = tag_slot(d.tag);
+    const auto s = static_cast<size_t>(slot);
+    const Slot& state = residency_.slot(slot);
+    if (state.gen != tag_gen(d.tag) || parts_left_[s] == 0) {
+      fail(ErrorKind::Internal, "stream: a read ended for slot {} that nobody waits for", slot);
+    }
+    if (d.error != 0) {
+      slot_failed_[s] = 1;
+      if (failure_.error == 0) {
+        const RecordLayout& layout = layouts_[static_cast<size_t>(state.layer)];
+        failure_ = {state.layer, state.expert, layout.parts[tag_part(d.tag)].shard, d.offset,
+                    d.error};
+      }
+    }
+    if (--parts_left_[s] > 0) continue;
+    --reading_;
+    residency_.complete(slot, slot_failed_[s] == 0);
+    if (slot_failed_[s] == 0) hold(state.expert, slot, true);
+  }
+}
+
+std::span<const ReadyExpert> ExpertStream::next() {
+  if (!open_) fail(ErrorKind::Internal, "stream: next() without begin()");
+  release_batch();
+  handle(queue_.poll());
+  raise_failure();
+  start_reads();
+  if (arrived_.empty() && resident_.empty()) {
+    if (reading_ == 0 && pending_head_ < pending_.size()) {
+      fail(ErrorKind::Internal, "stream: no slot for expert {} of layer {}",
+           pending_[pending_head_], layer_);
+    }
+    if (reading_ > 0) wait_for_arrival();
+  }
+  if (phase_ == Phase::Decode) {
+    deliver(resident_, resident_.size());
+    deliver(arrived_, arrived_.size());
+    return batch_;
+  }
+  // While there is more to read, batches stay small: the next reads start when a batch is handed
+  // back, and half of the transit slots must stay free for them.
+  const bool reads_left = reading_ > 0 || pending_head_ < pending_.size();
+  const size_t limit = reads_left ? static_cast<size_t>(options_.depth) : SIZE_MAX;
+  deliver(arrived_.empty() ? resident_ : arrived_, limit);
+  return batch_;
+}
+
+void ExpertStream::wait_for_arrival() {
+  const int64_t start = now_ns();
+  while (arrived_.empty() && reading_ > 0 && failure_.error == 0) {
+    handle(queue_.wait());
+    start_reads();
+  }
+  const auto blocked = static_cast<uint64_t>(now_ns() - start);
+  if (phase_ == Phase::Decode) {
+    counters_.stall_ns += blocked;
+    ++counters_.stall_events;
+    layer_stall_ns_[static_cast<size_t>(layer_)] += blocked;
+  } else {
+    counters_.prompt_stall_ns += blocked;
+  }
+  raise_failure();
+}
+
+void ExpertStream::deliver(std::vector<Held>& from, size_t limit) {
+  const size_t n = std::min(limit, from.size());
+  const RecordLayout& layout = layouts_[static_cast<size_t>(layer_)];
+  for (size_t i = 0; i < n; ++i) {
+    const Held& held = from[i];
+    // The bytes lie where they do in the file of the expert that was read.
+    const int read = residency_.slot(held.slot).expert;
+    batch_.push_back({held.expert, locate(layout, read, arena_.slot(held.slot))});
+    lent_.push_back(held);
+  }
+  from.erase(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(n));
+}
+
+void ExpertStream::release_batch() {
+  for (const Held& held : lent_) {
+    if (residency_.slot(held.slot).gen != held.gen) {
+      fail(ErrorKind::Internal, "stream: slot {} was reused while computed on", held.slot);
+    }
+    // A prompt leaves no trace in the choice of victims but for what it brought.
+    residency_.unpin(held.slot, phase_ == Phase::Decode || held.admitted ? clock_ : 0);
+    if (residency_.is_transit(held.slot)) residency_.release_transit(held.slot);
+  }
+  lent_.clear();
+  batch_.clear();
+}
+
+// Sticky until end(): a layer with a failed expert never looks complete.
+void ExpertStream::raise_failure() {
+  if (failure_.error == 0) return;
+  step_ = {};
+  const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(failure_.layer)];
+  const std::string cause =
+      failure_.error == kEndOfFile ? "the file ends there" : errno_text(failure_.error);
+  fail(ErrorKind::Io,
+       "reading expert {} of layer {} failed at offset {} of {}: {}; the step was given up, check "
+       "the file and the disk",
+       failure_.expert, layer.layer, failure_.offset, files_->path(failure_.shard), cause);
+}
+
+void ExpertStream::end() {
+  if (!open_) return;
+  open_ = false;
+  release_batch();
+  // Only after an error is anything left: nothing may still be written to when slots change hands.
+  while (queue_.outstanding() > 0) handle(queue_.wait());
+  for (std::vector<Held>* list : {&resident_, &arrived_}) {
+    lent_.insert(lent_.end(), list->begin(), list->end());
+    list->clear();
+  }
+  release_batch();
+  residency_.recycle_failed();
+  pending_.clear();
+  pending_head_ = 0;
+  failure_ = {};
+  copy_io_counters();
+}
+
+void ExpertStream::copy_io_counters() {
+  counters_.demand = queue_.counts(ReadReason::Demand);
+  counters_.prompt = queue_.counts(ReadReason::Prompt);
+  counters_.fill = queue_.counts(ReadReason::Fill);
+  counters_.demand_latency = queue_.latencies(ReadReason::Demand);
+  counters_.prompt_latency = queue_.latencies(ReadReason::Prompt);
+  counters_.io_busy_ns = queue_.busy_ns();
+  counters_.io_latency_ns = queue_.latency_ns();
+  counters_.read_errors_retried = queue_.retried();
+  counters_.evict_total = residency_.evictions();
+}
+
+void ExpertStream::end_step(int rows) {
+  end();
+  const uint64_t expected = static_cast<uint64_t>(rows) * shape_.cycle();
+  const bool complete =
+      static_cast<size_t>(step_.next_layer) == geometry_.layers.size() && step_.rows == rows;
+  if (!complete || step_.uses.total() != expected || step_.experts_read != step_.uses.miss_issued) {
+    fail(ErrorKind::Internal,
+         "counters do not close: step of {} rows, {} layers; {} uses of {} expected (arena {}, "
+         "missed {} + {}), {} experts read",
+         rows, step_.next_layer, step_.uses.total(), expected, step_.uses.arena,
+         step_.uses.miss_issued, step_.uses.miss_joined, step_.experts_read);
+  }
+  (counters_.steps == 0 ? counters_.first : counters_.steady) += step_.uses;
+  counters_.uses_expected += expected;
+  ++counters_.steps;
+  counters_.tokens += static_cast<uint64_t>(rows);
+  if (counters_.first.total() + counters_.steady.total() != counters_.uses_expected) {
+    fail(ErrorKind::Internal, "counters do not close: {} + {} uses of {} expected",
+         counters_.first.total(), counters_.steady.total(), counters_.uses_expected);
+  }
+  step_ = {};
+  for (since_halving_ += rows; since_halving_ >= options_.half_life;
+       since_halving_ -= options_.half_life) {
+    residency_.halve_frequencies();
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Stream> make_stream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
+                                    const ArenaShape& shape, const StreamOptions& options) {
+  check_inputs(geometry, *files, shape);
+  return std::make_unique<ExpertStream>(std::move(geometry), std::move(files), shape, options);
+}
+
+std::shared_ptr<const StreamFiles> open_expert_files(const Geometry& geometry, IoMode mode) {
+  std::vector<uint64_t> probe_at(geometry.shards.size(), 0);
+  for (const LayerGeometry& layer : geometry.layers) {
+    for (const MatrixGeometry* matrix : {&layer.gate, &layer.up, &layer.down}) {
+      probe_at.at(matrix->shard) = matrix->offset;
+    }
+  }
+  return StreamFiles::open(geometry.shards, mode, probe_at);
+}
+
+uint64_t stream_io_bytes(const Geometry& geometry, const StreamOptions& options) {
+  const size_t capacity = backend_capacity(geometry, options.depth);
+  return backend_bytes(capacity, pool_threads(options.depth)) +
+         ReadQueue::memory_bytes(capacity, capacity);
+}
+
+uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape) {
+  uint64_t n_expert = 0;
+  for (const LayerGeometry& layer : geometry.layers) {
+    n_expert = std::max(n_expert, static_cast<uint64_t>(layer.n_expert));
+  }
+  constexpr uint64_t kPerExpert = 256;  // lists of the current layer, probabilities, marks
+  return Residency::memory_bytes(geometry, shape) + n_expert * kPerExpert +
+         geometry.layers.size() * (sizeof(RecordLayout) + sizeof(uint64_t));
+}
+
+}  // namespace penstock::experts

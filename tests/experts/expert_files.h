@@ -1,0 +1,143 @@
+// Small made-up expert files on the build disk, whose every byte is known.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "experts/stream.h"
+
+namespace penstock::experts::test {
+
+// A directory of its own for each test, under the build directory: /tmp may be a tmpfs.
+class Directory {
+ public:
+  Directory() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    path_ = std::filesystem::path(PENSTOCK_BINARY_DIR) / "experts_test_files" /
+            (std::string(info->test_suite_name()) + "." + info->name() + "." +
+             std::to_string(::getpid()));
+    for (char& c : name_ = path_.filename().string()) {
+      if (c == '/') c = '_';
+    }
+    path_ = path_.parent_path() / name_;
+    std::filesystem::create_directories(path_);
+  }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::string name_;
+  std::filesystem::path path_;
+};
+
+inline std::byte byte_at(uint64_t layer, uint64_t matrix, uint64_t expert, uint64_t i) {
+  uint64_t x = (layer * 3 + matrix) * 1000003 + expert * 10007 + i / 8 * 31 + 17;
+  x ^= x >> 13;
+  x *= 0x9e3779b97f4a7c15ull;
+  return static_cast<std::byte>(x >> (32 + 8 * (i % 4)));
+}
+
+struct LayerSpec {
+  int n_expert = 16;
+  int n_used = 4;
+  uint64_t gate_bytes = 3 * 1024 + 96;
+  uint64_t down_bytes = 2 * 1024 + 32;
+  bool merged = false;
+  uint32_t shard = 0;
+};
+
+// Matrices of the layers one after the other, each tensor at a 32-byte boundary, in `n_shards`
+// files. The last expert's last byte is the last byte of the file.
+inline Geometry write_experts(const Directory& directory, const std::vector<LayerSpec>& layers,
+                              uint32_t n_shards = 1, const std::string& name = "experts") {
+  Geometry geometry;
+  std::vector<std::vector<std::byte>> files(n_shards);
+  for (uint32_t s = 0; s < n_shards; ++s) {
+    geometry.shards.push_back(directory.file(name + std::to_string(s)));
+    files[s].resize(160);  // as a header would: not aligned to anything large
+  }
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const LayerSpec& spec = layers[l];
+    std::vector<std::byte>& file = files[spec.shard];
+    LayerGeometry layer;
+    layer.layer = static_cast<int>(l) + 1;  // as if block 0 were dense
+    layer.n_expert = spec.n_expert;
+    layer.n_used = spec.n_used;
+    layer.merged = spec.merged;
+    const auto append = [&](uint64_t matrix, uint64_t expert, uint64_t bytes) {
+      for (uint64_t i = 0; i < bytes; ++i) file.push_back(byte_at(l, matrix, expert, i));
+    };
+    const auto matrix = [&](uint64_t bytes, uint64_t stride) {
+      MatrixGeometry m;
+      m.row_bytes = 32;
+      m.n_in = 32;
+      m.n_out = static_cast<int64_t>(bytes / 32);
+      m.bytes = bytes;
+      m.shard = spec.shard;
+      m.offset = file.size();
+      m.stride = stride;
+      return m;
+    };
+    const auto n = static_cast<uint64_t>(spec.n_expert);
+    if (spec.merged) {
+      layer.gate = matrix(spec.gate_bytes, 2 * spec.gate_bytes);
+      layer.up = layer.gate;
+      layer.up.offset += spec.gate_bytes;
+      for (uint64_t e = 0; e < n; ++e) {
+        append(0, e, spec.gate_bytes);
+        append(1, e, spec.gate_bytes);
+      }
+    } else {
+      layer.gate = matrix(spec.gate_bytes, spec.gate_bytes);
+      for (uint64_t e = 0; e < n; ++e) append(0, e, spec.gate_bytes);
+      layer.up = matrix(spec.gate_bytes, spec.gate_bytes);
+      for (uint64_t e = 0; e < n; ++e) append(1, e, spec.gate_bytes);
+    }
+    layer.down = matrix(spec.down_bytes, spec.down_bytes);
+    for (uint64_t e = 0; e < n; ++e) append(2, e, spec.down_bytes);
+    geometry.layers.push_back(layer);
+  }
+  for (uint32_t s = 0; s < n_shards; ++s) {
+    AtomicFile out(geometry.shards[s]);
+    out.write(files[s]);
+    out.commit();
+  }
+  return geometry;
+}
+
+inline bool same_bytes(const std::byte* data, uint64_t layer, uint64_t matrix, uint64_t expert,
+                       uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; ++i) {
+    if (data[i] != byte_at(layer, matrix, expert, i)) return false;
+  }
+  return true;
+}
+
+inline void expect_expert(const Geometry& geometry, int index, const ReadyExpert& ready) {
+  const LayerGeometry& layer = geometry.layers[static_cast<size_t>(index)];
+  const auto l = static_cast<uint64_t>(index);
+  const auto e = static_cast<uint64_t>(ready.expert);
+  EXPECT_TRUE(same_bytes(ready.data.gate, l, 0, e, layer.gate.bytes)) << index << " " << e;
+  EXPECT_TRUE(same_bytes(ready.data.up, l, 1, e, layer.up.bytes)) << index << " " << e;
+  EXPECT_TRUE(same_bytes(ready.data.down, l, 2, e, layer.down.bytes)) << index << " " << e;
+}
+
+// Logits that select exactly `ids`, the first with the largest weight.
+inline std::vector<float> logits_for(int n_expert, const std::vector<int>& ids) {
+  std::vector<float> logits(static_cast<size_t>(n_expert), -10.0f);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    logits[static_cast<size_t>(ids[i])] = 5.0f - 0.125f * static_cast<float>(i);
+  }
+  return logits;
+}
+
+}  // namespace penstock::experts::test
