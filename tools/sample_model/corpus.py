@@ -131,10 +131,22 @@ def manual(root: pathlib.Path) -> list[Doc]:
     return clean
 
 
+def excerpts(docs: list[str], size: int = 30_000, per_document: int = 6_000) -> str:
+    """Up to ``size`` bytes of text: the openings of documents, cut at line ends."""
+    parts: list[str] = []
+    for doc in docs:
+        room = min(per_document, size - sum(map(len, parts)))
+        if room < 500:
+            break
+        parts.append(doc if len(doc) <= room else doc[:doc.rindex("\n", 0, room) + 1])
+    return "\n".join(parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--eval-dir", type=pathlib.Path, help="also write DOMAIN.txt, excerpts of the held-out text")
     args = parser.parse_args()
     root = unpack(args.work)
     for domain, docs in (("scripture", scripture(root)), ("python", python_source(root)), ("manual", manual(root))):
@@ -143,6 +155,8 @@ def main() -> None:
             chosen = [text for name, text in docs if held_out(name) is keep]
             path = args.work / f"{domain}.{part}.jsonl"
             path.write_text("".join(json.dumps(text) + "\n" for text in chosen))
+            if keep and args.eval_dir:
+                (args.eval_dir / f"{domain}.txt").write_text(excerpts(chosen))
             print(f"{domain} {part}: {len(chosen)} documents, {sum(len(t.encode()) for t in chosen)} bytes")
 
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels import ConvSilu, Experts, HyperRead, HyperWrite
+
 EPS = 1e-6
 
 
@@ -119,36 +121,12 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
 
-def hc_read(r: Tensor, norm: Tensor, read: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Hyper-connection read: r [N, C, E] -> (x [N, E], write-back weights [N, C or 0])."""
-    n, streams, hidden = r.shape
-    normed = rms(r, norm.view(streams, hidden))
-    rank = up.shape[1]
-    projected = F.linear(normed.view(n, -1), read) / streams
-    gate = torch.sigmoid(F.linear(F.silu(projected[:, :rank]), up)).view(n, streams, hidden)
-    return (gate * normed).mean(1), 2 * torch.sigmoid(projected[:, rank:])
-
-
-def hc_write(r: Tensor, inject: Tensor, y: Tensor) -> Tensor:
-    return r + inject.unsqueeze(-1) * y.unsqueeze(-2)
-
-
-def causal_conv(x: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
-    """Depthwise causal convolution: x [B, T, D], weight [D, taps], last tap = current token."""
-    taps, length = weight.shape[1], x.shape[1]
-    padded = F.pad(x, (0, 0, (taps - 1) * dilation, 0))
-    out = padded[:, 0:length] * weight[:, 0]
-    for tap in range(1, taps):
-        out = out + padded[:, tap * dilation:tap * dilation + length] * weight[:, tap]
-    return F.silu(out)
-
-
 def gdn_prepare(u: Tensor, a: Tensor, b: Tensor, conv: Tensor, dt: Tensor, a_log: Tensor, k_heads: int,
                 dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Convolution, normalisation and gates of a GDN layer: u [B, T, D] -> q, k, v [B, T, VH, dim], g, beta [B, T, VH]."""
     batch, length, _ = u.shape
     v_heads = dt.shape[0]
-    y = causal_conv(u, conv)
+    y = ConvSilu.apply(u, conv, 1)
     q, k, v = y.split([k_heads * dim, k_heads * dim, v_heads * dim], -1)
     q, k = (t.reshape(batch, length, k_heads, dim) for t in (q, k))
     q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + EPS) * dim**-0.5
@@ -206,64 +184,6 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
-
-
-class ExpertsFunction(torch.autograd.Function):
-    """Routed experts as one matrix product per expert on rows sorted by expert; nothing is dropped or padded."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor) -> Tensor:
-        """x [N, E], weights and ids [N, K], gate_up [X, 2F, E], down [X, E, F] -> [N, E]."""
-        n, used = ids.shape
-        order = ids.flatten().argsort(stable=True)
-        bounds = [0, *torch.bincount(ids.flatten(), minlength=gate_up.shape[0]).cumsum(0).tolist()]
-        rows = x.index_select(0, order // used)
-        h = rows.new_empty(n * used, gate_up.shape[1])
-        for e, (start, stop) in enumerate(zip(bounds, bounds[1:])):
-            if stop > start:
-                torch.mm(rows[start:stop], gate_up[e].t(), out=h[start:stop])
-        gate, up = h.chunk(2, 1)
-        act = F.silu(gate) * up * weights.flatten()[order].unsqueeze(1)
-        for e, (start, stop) in enumerate(zip(bounds, bounds[1:])):
-            if stop > start:
-                torch.mm(act[start:stop], down[e].t(), out=rows[start:stop])
-        inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(n * used)
-        ctx.save_for_backward(x, weights, gate_up, down, h, order, inverse)
-        ctx.bounds = bounds
-        return _gather_sum(rows, inverse, n, used)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weights, gate_up, down, h, order, inverse = ctx.saved_tensors
-        n, used = weights.shape
-        token = order // used
-        dy = grad.index_select(0, token)
-        rows = x.index_select(0, token)
-        w = weights.flatten()[order].unsqueeze(1)
-        gate, up = h.chunk(2, 1)
-        sig = torch.sigmoid(gate)
-        silu = gate * sig
-        act = silu * up
-        d_act = torch.empty_like(act)
-        d_down, d_gate_up = torch.zeros_like(down), torch.zeros_like(gate_up)
-        weighted = act * w
-        spans = [(e, a, b) for e, (a, b) in enumerate(zip(ctx.bounds, ctx.bounds[1:])) if b > a]
-        for e, a, b in spans:
-            torch.mm(dy[a:b], down[e], out=d_act[a:b])
-            torch.mm(dy[a:b].t(), weighted[a:b], out=d_down[e])
-        d_weight = (d_act * act).sum(1)[inverse].view(n, used)
-        d_act *= w
-        d_h = torch.cat([d_act * up * (sig + silu * (1 - sig)), d_act * silu], 1)
-        for e, a, b in spans:
-            torch.mm(d_h[a:b].t(), rows[a:b], out=d_gate_up[e])
-            torch.mm(d_h[a:b], gate_up[e], out=dy[a:b])
-        return _gather_sum(dy, inverse, n, used), d_weight, d_gate_up, d_down, None
-
-
-def _gather_sum(rows: Tensor, inverse: Tensor, n: int, used: int) -> Tensor:
-    """Brings sorted rows [N*K, E] back to token order and adds up the K of each token."""
-    return F.embedding_bag(inverse.view(n, used), rows, mode="sum")
 
 
 @dataclasses.dataclass
@@ -380,7 +300,7 @@ class Qwen4Exp(nn.Module):
     # -- forward ----------------------------------------------------------------------------------------------------
 
     def read(self, r: Tensor, prefix: str) -> tuple[Tensor, Tensor]:
-        return hc_read(r, self[prefix + "_norm.weight"], self[prefix + "_read"], self[prefix + "_up.weight"])
+        return HyperRead.apply(r, self[prefix + "_norm.weight"], self[prefix + "_read"], self[prefix + "_up.weight"])
 
     def delta(self, b: str, x: Tensor) -> Tensor:
         """GDN mixer: x [B, T, E] -> [B, T, E]."""
@@ -476,7 +396,7 @@ class Qwen4Exp(nn.Module):
         gate = torch.sigmoid(s.sign() * s.abs().clamp_min(1e-6).sqrt())
         value = gate.unsqueeze(-1) * F.linear(e, self[b + "value.weight"]).unsqueeze(2)
         normed = rms(value, self[b + "norm_conv.weight"].view(shape)).flatten(2)
-        conv = causal_conv(normed, self[b + "conv1d.weight"], dilation=c.ngram)
+        conv = ConvSilu.apply(normed, self[b + "conv1d.weight"], c.ngram)
         return r + value + conv.unflatten(-1, shape)
 
     def experts(self, b: str, x: Tensor, aux: Aux | None) -> Tensor:
@@ -487,7 +407,7 @@ class Qwen4Exp(nn.Module):
         if aux is not None:
             aux.router_probs.append(probs)
             aux.router_ids.append(ids)
-        y = ExpertsFunction.apply(x, top / top.sum(-1, keepdim=True), self[b + "ffn_gate_up_exps"],
+        y = Experts.apply(x, top / top.sum(-1, keepdim=True), self[b + "ffn_gate_up_exps"],
                                   self[b + "ffn_down_exps.weight"], ids)
         shared = F.silu(F.linear(x, self[b + "ffn_gate_shexp.weight"])) * F.linear(x, self[b + "ffn_up_shexp.weight"])
         gate = torch.sigmoid(x @ self[b + "ffn_gate_inp_shexp.weight"]).unsqueeze(-1)
@@ -501,9 +421,9 @@ class Qwen4Exp(nn.Module):
         x, inject = self.read(r, b + "hc_attn")
         x = x.unflatten(0, (batch, length))
         y = self.attention(b, x, sparse, aux) if self.config.is_attention(i) else self.delta(b, x)
-        r = hc_write(r, inject, y.flatten(0, 1))
+        r = HyperWrite.apply(r, inject, y.flatten(0, 1))
         x, inject = self.read(r, b + "hc_ffn")
-        r = hc_write(r, inject, self.experts(b, x, aux))
+        r = HyperWrite.apply(r, inject, self.experts(b, x, aux))
         return r.unflatten(0, (batch, length))
 
     def trunk(self, tokens: Tensor, rows: Tensor, sparse: bool = True, aux: Aux | None = None) -> Tensor:

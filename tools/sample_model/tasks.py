@@ -56,16 +56,18 @@ def _list_text(items: list[str]) -> str:
     return ", ".join(items[:-1]) + " and " + items[-1]
 
 
+def _operands(rng: random.Random) -> tuple[int, int]:
+    return rng.randrange(51), rng.randrange(10)
+
+
 def add(rng: random.Random) -> Task:
-    a, b = rng.randrange(100), rng.randrange(100)
-    if a + b > 99:
-        a, b = 99 - a, 99 - b
+    a, b = _operands(rng)
     prompt = rng.choice(["What is {} + {}?", "{} + {} =", "Add {} and {}."]).format(a, b)
     return _task("add", f"{a}+{b}", prompt, str(a + b), reasoning=f"{a} + {b} = {a + b}")
 
 
 def subtract(rng: random.Random) -> Task:
-    a, b = sorted((rng.randrange(100), rng.randrange(100)), reverse=True)
+    b, a = sorted(_operands(rng))
     prompt = rng.choice(["What is {0} - {1}?", "{0} - {1} =", "Take {1} from {0}."]).format(a, b)
     return _task("subtract", f"{a}-{b}", prompt, str(a - b), reasoning=f"{a} - {b} = {a - b}")
 
