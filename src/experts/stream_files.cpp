@@ -20,7 +20,7 @@ namespace {
 constexpr uint64_t kProbeBytes = 16 << 10;
 constexpr uint64_t kProbeSpacing = 1 << 20;
 constexpr int kProbePlaces = 4;
-constexpr uint32_t kMaxAlignment = 64 << 10;
+constexpr uint32_t kMaxAlignment = kPageSize;  // that of the memory read into
 
 std::string file_system_name(const struct statfs& info) {
   struct Name {

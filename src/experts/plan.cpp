@@ -1,0 +1,235 @@
+#include "experts/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace penstock::experts {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+std::vector<std::pair<const char*, uint64_t>> term_rows(const PlanTerms& t) {
+  return {{"dense", t.dense},
+          {"kv", t.kv},
+          {"state", t.state},
+          {"scratch_decode", t.scratch_decode},
+          {"scratch_prompt", t.scratch_prompt},
+          {"logits", t.logits},
+          {"io", t.io},
+          {"tables", t.tables},
+          {"threads", t.threads},
+          {"ple", t.ple}};
+}
+
+uint64_t sum_of(const PlanTerms& terms) {
+  uint64_t sum = 0;
+  for (const auto& [name, bytes] : term_rows(terms)) sum += bytes;
+  return sum;
+}
+
+double mib(uint64_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(kMiB);
+}
+
+std::string bytes_and_mib(uint64_t bytes) {
+  return fmt::format("{} B ({:.1f} MiB)", bytes, mib(bytes));
+}
+
+// 2 % of everything else, with a floor that is lower when the user has chosen a size.
+uint64_t slack_for(uint64_t sum, uint64_t least) {
+  return std::max(least, sum / 50);
+}
+
+// The most arena bytes that leave their slack: others + arena + slack(others + arena) <= budget.
+uint64_t arena_room(uint64_t budget, uint64_t others, uint64_t least_slack) {
+  const uint64_t by_share = budget / 51 * 50;
+  const uint64_t by_floor = budget > least_slack ? budget - least_slack : 0;
+  const uint64_t most = std::min(by_share, by_floor);
+  return most > others ? most - others : 0;
+}
+
+void set_budget(const PlanRequest& request, Plan& plan) {
+  const MemoryFacts& machine = request.machine;
+  plan.available = machine.headroom() + request.taken;
+  plan.available_source = machine.source();
+  if (machine.cgroup_binds()) {
+    plan.fuse = std::max(128 * kMiB, machine.cgroup_limit / 20);
+    plan.margin = machine.cgroup_limit / 50;
+  } else {
+    plan.fuse = std::max(kGiB, machine.total / 10);
+    plan.margin = 256 * kMiB;
+  }
+  const uint64_t kept = plan.fuse + plan.margin;
+  plan.budget = request.memory.value_or(plan.available > kept ? plan.available - kept : 0);
+}
+
+std::string table(const Plan& plan) {
+  std::string text;
+  for (const auto& [name, bytes] : plan.rows()) {
+    text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", name, bytes, mib(bytes));
+  }
+  return text;
+}
+
+// The three ways out, each with the number to type and whether it is enough on its own.
+std::string remedies(const PlanRequest& request, const Plan& plan, uint64_t shortfall) {
+  const auto smaller = [&](const char* flag, int now, uint64_t unit, int least) {
+    if (unit == 0 || now <= least) {
+      return fmt::format("{} is already as small as it gets ({})", flag, now);
+    }
+    const uint64_t units = (shortfall + unit - 1) / unit;
+    const auto most = static_cast<uint64_t>(now - least);
+    if (units <= most) {
+      return fmt::format("{} {} instead of {} (saves {})", flag, now - static_cast<int>(units), now,
+                         bytes_and_mib(units * unit));
+    }
+    return fmt::format("{} {} instead of {} saves {}, not enough alone", flag, least, now,
+                       bytes_and_mib(most * unit));
+  };
+  constexpr int kLeastCtx = 256;
+  constexpr int kLeastChunk = 16;
+  std::string third;
+  const uint64_t floor = plan.hard_floor;
+  if (request.arena_slots && *request.arena_slots > floor) {
+    const uint64_t slot = plan.shape.largest_slot();
+    const uint64_t fewer = slot == 0 ? 0 : (shortfall + slot - 1) / slot;
+    const uint64_t most = *request.arena_slots - floor;
+    third = fmt::format("--arena-slots {} instead of {} (saves {}{})",
+                        *request.arena_slots - std::min(fewer, most), *request.arena_slots,
+                        bytes_and_mib(std::min(fewer, most) * slot),
+                        fewer > most ? ", not enough alone" : "");
+  } else if (request.memory && plan.available > plan.fuse + plan.margin &&
+             *request.memory > plan.available - plan.fuse - plan.margin) {
+    third = fmt::format("--memory {}M, the most that is free here",
+                        (plan.available - plan.fuse - plan.margin) / kMiB);
+  } else if (request.memory) {
+    third = fmt::format("--memory {}M or more, as far as the machine has it; or a pruned model",
+                        (*request.memory + shortfall + kMiB - 1) / kMiB);
+  } else {
+    third = fmt::format(
+        "a model pruned to smaller or fewer experts: even the smallest arena, {} "
+        "slots, takes {}; or free {} on this machine",
+        floor, bytes_and_mib(plan.arena), bytes_and_mib(shortfall));
+  }
+  return fmt::format(
+      "  1. {}\n  2. {}\n  3. {}",
+      smaller("--ctx", request.ctx, request.kv_per_position, kLeastCtx),
+      smaller("--prompt-chunk", request.prompt_chunk, request.scratch_per_token, kLeastChunk),
+      third);
+}
+
+[[noreturn]] void refuse(const PlanRequest& request, const Plan& plan, const std::string& why,
+                         uint64_t shortfall) {
+  fail(ErrorKind::Plan,
+       "the model does not fit: {}\n{}"
+       "  peak, prompt    {:>16} B {:>12.1f} MiB\n"
+       "  budget          {:>16} B {:>12.1f} MiB ({})\n"
+       "  available       {:>16} B {:>12.1f} MiB, {}\n"
+       "  fuse            {:>16} B {:>12.1f} MiB left to the rest of the machine\n"
+       "  short by        {:>16} B {:>12.1f} MiB\n"
+       "Any of these helps:\n{}",
+       why, table(plan), plan.peak_prefill, mib(plan.peak_prefill), plan.budget, mib(plan.budget),
+       request.memory ? "--memory" : "available - fuse - margin", plan.available,
+       mib(plan.available), plan.available_source, plan.fuse, mib(plan.fuse), shortfall,
+       mib(shortfall), remedies(request, plan, shortfall));
+}
+
+void warn_about(const PlanRequest& request, Plan& plan) {
+  const uint64_t slots = plan.slots();
+  if (slots < plan.cycle && !plan.shape.holds_all()) {
+    if (request.evict == Evict::Lru) {
+      fail(ErrorKind::Plan,
+           "{} slots are fewer than the {} experts one token touches: with --evict lru every use "
+           "would miss; use --evict lfu or at least --arena-slots {}",
+           slots, plan.cycle, plan.cycle);
+    }
+    plan.warnings.push_back(
+        fmt::format("{} slots are fewer than the {} experts one token touches: expect few hits",
+                    slots, plan.cycle));
+  }
+}
+
+}  // namespace
+
+std::vector<std::pair<const char*, uint64_t>> Plan::rows() const {
+  auto rows = term_rows(terms);
+  rows.emplace_back("slack", slack);
+  rows.emplace_back("arena", arena);
+  return rows;
+}
+
+Plan make_plan(const PlanRequest& request) {
+  Plan plan;
+  plan.terms = request.terms;
+  plan.shape = request.shape;
+  plan.hard_floor = hard_floor(plan.shape, request.depth);
+  plan.cycle = plan.shape.cycle();
+  set_budget(request, plan);
+
+  const bool chosen = request.memory.has_value() || request.arena_slots.has_value();
+  const uint64_t least_slack = chosen ? 4 * kMiB : 64 * kMiB;
+  const uint64_t others = sum_of(plan.terms);
+  if (request.arena_slots) {
+    if (*request.arena_slots < plan.hard_floor) {
+      share_slots(plan.shape, plan.hard_floor, request.depth, request.transit);
+      plan.arena = plan.shape.arena_bytes();
+      plan.slack = slack_for(others + plan.arena, least_slack);
+      fail(ErrorKind::Plan,
+           "--arena-slots {}: one layer of a token and the reads of a prompt need at least {}; use "
+           "--arena-slots {} or a smaller read depth than {}. With {} slots:\n{}",
+           *request.arena_slots, plan.hard_floor, plan.hard_floor, request.depth, plan.hard_floor,
+           table(plan));
+    }
+    share_slots(plan.shape, *request.arena_slots, request.depth, request.transit);
+  } else {
+    share_bytes(plan.shape, arena_room(plan.budget, others, least_slack), request.depth,
+                request.transit);
+  }
+  plan.arena = plan.shape.arena_bytes();
+  plan.slack = slack_for(others + plan.arena, least_slack);
+  plan.peak_prefill = others + plan.arena + plan.slack;
+  plan.peak_decode = plan.peak_prefill - plan.terms.scratch_prompt;
+
+  if (plan.peak_prefill > plan.budget) {
+    refuse(request, plan,
+           request.arena_slots
+               ? fmt::format("{} slots and the rest exceed the budget", plan.slots())
+               : fmt::format("the smallest arena, {} slots, and the rest exceed the "
+                             "budget",
+                             plan.slots()),
+           plan.peak_prefill - plan.budget);
+  }
+  const uint64_t kept = plan.fuse + plan.margin;
+  if (plan.peak_prefill + kept > plan.available) {
+    refuse(request, plan, "too little memory would be left to the rest of the machine",
+           plan.peak_prefill + kept - plan.available);
+  }
+  warn_about(request, plan);
+  return plan;
+}
+
+std::string format_plan(const Plan& plan) {
+  std::string text = table(plan);
+  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", "peak, decode", plan.peak_decode,
+                      mib(plan.peak_decode));
+  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", "peak, prompt", plan.peak_prefill,
+                      mib(plan.peak_prefill));
+  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", "budget", plan.budget, mib(plan.budget));
+  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB, {}\n", "available", plan.available,
+                      mib(plan.available), plan.available_source);
+  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", "fuse", plan.fuse, mib(plan.fuse));
+  for (const SlotClass& c : plan.shape.classes) {
+    text += fmt::format("  slots: {} of {} B for {} experts\n", c.slots, c.slot_bytes, c.n_experts);
+  }
+  text += fmt::format(
+      "  {} slots, {:.2f} token cycles of {}; {} transit slots\n", plan.slots(),
+      plan.cycle == 0 ? 0.0 : static_cast<double>(plan.slots()) / static_cast<double>(plan.cycle),
+      plan.cycle, plan.shape.transit);
+  for (const std::string& warning : plan.warnings) text += fmt::format("  warning: {}\n", warning);
+  return text;
+}
+
+}  // namespace penstock::experts
