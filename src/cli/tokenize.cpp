@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "cli/commands.h"
 #include "cli/runtime_flags.h"
+#include "gguf/model.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_gguf.h"
 
@@ -24,7 +25,7 @@ struct Flags {
 int run_tokenize(const Flags& flags) {
   const gguf::Model model =
       gguf::Model::open(flags.model.empty() ? sample_model_path() : flags.model);
-  const text::Tokenizer tokenizer(text::load_tokenizer(model));
+  const text::Tokenizer tokenizer(text::load_tokenizer(model.metadata()));
   if (!flags.ids.empty()) {
     const std::string text = tokenizer.decode(read_token_ids(flags.ids), !flags.no_special);
     std::fwrite(text.data(), 1, text.size(), stdout);

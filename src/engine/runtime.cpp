@@ -17,6 +17,13 @@ constexpr int64_t kDefaultContext = 4096;
 // Workers use a few KiB of stack; what the kernel keeps for each is its guard and first pages.
 constexpr uint64_t kStackBytes = 64 * 1024;
 
+experts::RowStoreOptions row_store_options(const experts::StreamOptions& stream) {
+  experts::RowStoreOptions options;
+  options.io = stream.io;
+  options.decorate = stream.decorate;
+  return options;
+}
+
 }  // namespace
 
 Runtime::~Runtime() = default;
@@ -55,7 +62,7 @@ experts::Plan Runtime::plan_memory(const experts::StreamFiles& files, uint64_t t
     request.terms.threads = static_cast<uint64_t>(pool_->size() - 1) * kStackBytes;
     if (rows_)
       request.terms.ple =
-          experts::RowStore::memory_bytes(rows_->table(), {.io = options_.stream.io});
+          experts::RowStore::memory_bytes(rows_->table(), row_store_options(options_.stream));
     request.shape = experts::arena_shape(model_->experts(), files.alignment());
     request.terms.tables = experts::stream_table_bytes(model_->experts(), request.shape);
     request.machine = machine;
@@ -91,7 +98,7 @@ void Runtime::load_all(const Progress& progress) {
   model_ = models::open({.trunk = file_, .draft = nullptr, .table = table_file_},
                         {.precision = options_.precision});
   try {
-    tokenizer_ = std::make_unique<text::Tokenizer>(text::load_tokenizer(*file_));
+    tokenizer_ = std::make_unique<text::Tokenizer>(text::load_tokenizer(file_->metadata()));
   } catch (const Error& error) {
     tokenizer_error_ = error.what();  // token ids can still be run
   }
@@ -118,8 +125,8 @@ void Runtime::load_all(const Progress& progress) {
                           .offset = table->offset,
                           .row_bytes = table->row_bytes,
                           .n_rows = table->n_rows},
-        experts::RowStoreOptions{.io = options_.stream.io, .decorate = options_.stream.decorate});
-    model_->attach_table(*rows_);
+        row_store_options(options_.stream));
+    model_->attach_table(rows_.get());
   }
   const bool chunk_was_given = options_.prompt_chunk != 0;
   plan_ = plan_memory(*files, 0);  // refuses before anything large is taken

@@ -1,0 +1,433 @@
+// penstock run: completes a text or holds a conversation in the terminal.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/machine.h"
+#include "cli/chat_flags.h"
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/runtime_flags.h"
+#include "cli/summary.h"
+#include "engine/conversation.h"
+#include "engine/generate.h"
+#include "text/reasoning.h"
+#include "text/tokenizer_gguf.h"
+
+namespace penstock::cli {
+namespace {
+
+struct Flags {
+  RuntimeFlags runtime;
+  ChatFlags chat_flags;
+  std::string prompt, file, ids, save, restore;
+  bool chat = false, ignore_eos = false, special = false, json = false, no_summary = false;
+  int64_t n_predict = -1;
+  std::optional<float> temperature, top_p, min_p;
+  std::optional<int> top_k;
+  float repetition = 1.0f, presence = 0.0f, frequency = 0.0f;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+};
+
+// What the command line leaves open is taken from the file (general.sampling.*), else from here.
+constexpr float kTemperature = 0.7f;
+constexpr int kTopK = 20;
+constexpr float kTopP = 0.95f;
+
+engine::SamplerOptions sampler_options(const Flags& flags, const gguf::Metadata& metadata) {
+  engine::SamplerOptions options;
+  options.temperature = flags.temperature.value_or(
+      static_cast<float>(metadata.get_f64("general.sampling.temp", kTemperature)));
+  options.top_k =
+      flags.top_k.value_or(static_cast<int>(metadata.get_i64("general.sampling.top_k", kTopK)));
+  options.top_p =
+      flags.top_p.value_or(static_cast<float>(metadata.get_f64("general.sampling.top_p", kTopP)));
+  options.min_p = flags.min_p.value_or(0.0f);
+  options.repetition_penalty = flags.repetition;
+  options.presence_penalty = flags.presence;
+  options.frequency_penalty = flags.frequency;
+  options.seed = flags.seed.value_or(
+      static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()));
+  return options;
+}
+
+// Shows text as it comes; reasoning dimmed on a terminal.
+class Screen {
+ public:
+  Screen(bool shown, bool split, bool inside)
+      : shown_(shown), dim_(split && isatty(STDOUT_FILENO) == 1), splitter_(inside) {}
+
+  void push(std::string_view text) {
+    if (!shown_) return;
+    if (!dim_) {
+      put(text);
+    } else {
+      for (const text::ReasoningSplitter::Part& part : splitter_.push(text)) show(part);
+    }
+    std::fflush(stdout);
+  }
+
+  void finish() {
+    if (!shown_) return;
+    if (dim_) {
+      for (const text::ReasoningSplitter::Part& part : splitter_.flush()) show(part);
+    }
+    if (!ends_line_) std::fputc('\n', stdout);
+    std::fflush(stdout);
+  }
+
+ private:
+  void show(const text::ReasoningSplitter::Part& part) {
+    if (part.reasoning) {
+      fmt::print("\033[2m{}\033[0m", part.text);
+    } else {
+      if (was_reasoning_ && !part.text.empty()) put("\n\n");
+      put(part.text);
+    }
+    if (!part.text.empty()) was_reasoning_ = part.reasoning;
+  }
+  void put(std::string_view text) {
+    if (text.empty()) return;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    ends_line_ = text.back() == '\n';
+  }
+
+  bool shown_;
+  bool dim_;
+  bool was_reasoning_ = false;
+  bool ends_line_ = true;
+  text::ReasoningSplitter splitter_;
+};
+
+class Runner {
+ public:
+  Runner(const Flags& flags, engine::Runtime& runtime)
+      : flags_(flags), runtime_(runtime), session_(runtime), cancel_(interrupt_flag()) {}
+
+  int run();
+
+ private:
+  int complete(std::vector<int32_t> ids);
+  int chat_once(const std::string& message);
+  int chat_interactive();
+  void report_plan() const;
+  engine::GenerateResult answer(engine::Sampler& sampler, bool in_reasoning, bool chat);
+  int finish(const engine::GenerateResult& result);
+  void print_json(const engine::GenerateResult& result) const;
+  const std::string& chat_source();
+
+  const Flags& flags_;
+  engine::Runtime& runtime_;
+  engine::Session session_;
+  std::atomic<bool>& cancel_;
+  std::optional<std::string> chat_source_;
+  engine::SamplerOptions sampling_;
+  size_t prompt_tokens_ = 0;
+};
+
+const std::string& Runner::chat_source() {
+  if (!chat_source_) {
+    chat_source_ = std::string(
+        runtime_.file().metadata().get_string("tokenizer.chat_template", std::string_view()));
+  }
+  return *chat_source_;
+}
+
+void Runner::report_plan() const {
+  const experts::Plan& plan = runtime_.plan();
+  for (const std::string& warning : plan.warnings) log::warn("{}", warning);
+  log::info("{} threads, {}; {} of {} experts in memory ({}); {}", runtime_.options().threads,
+            quant::isa_name(quant::current_isa()), plan.slots(), plan.shape.n_experts(),
+            format_bytes(plan.arena), runtime_.stream().io().describe());
+  log::debug("the plan:\n{}", experts::format_plan(plan));
+}
+
+engine::GenerateResult Runner::answer(engine::Sampler& sampler, bool in_reasoning, bool chat) {
+  engine::GenerateOptions options;
+  options.max_tokens = flags_.n_predict;
+  options.stop = flags_.stop;
+  options.ignore_end = flags_.ignore_eos;
+  options.render_control = flags_.special;
+  options.reasoning_budget = flags_.chat_flags.reasoning_budget();
+  options.starts_in_reasoning = in_reasoning;
+
+  Screen screen(!flags_.json, chat, in_reasoning);
+  // A thinking model on a slow disk can think for a long time before it says a word: say so once
+  // the speed is known.
+  bool hint_due = chat && in_reasoning && !flags_.chat_flags.reasoning_limited();
+  constexpr int64_t kTokensToKnow = 16;
+  constexpr double kThinkingTokens = 1000;
+  constexpr double kLongSeconds = 120;
+  const engine::GenerateResult result = engine::generate(
+      session_, sampler, options,
+      [&](std::string_view text) {
+        screen.push(text);
+        const engine::Timings& timings = session_.timings();
+        if (!hint_due || timings.decode_tokens < kTokensToKnow) return;
+        hint_due = false;
+        const double seconds = kThinkingTokens / timings.decode_rate();
+        if (seconds > kLongSeconds) {
+          log::info(
+              "the model is thinking at {:.1f} tokens/s: {:.0f} tokens of it take {:.0f} "
+              "minutes. --reasoning off or --reasoning-budget N shorten that",
+              timings.decode_rate(), kThinkingTokens, seconds / 60);
+        }
+      },
+      &cancel_);
+  screen.finish();
+  return result;
+}
+
+void Runner::print_json(const engine::GenerateResult& result) const {
+  nlohmann::ordered_json out;
+  out["text"] = result.text;
+  out["tokens"] = result.tokens;
+  out["stop_reason"] = engine::stop_reason_text(result.reason);
+  if (!result.stop_string.empty()) out["stop_string"] = result.stop_string;
+  out["prompt_tokens"] = prompt_tokens_;
+  out["reasoning_tokens"] = result.reasoning_tokens;
+  out["sampling"] = {{"temperature", sampling_.temperature},
+                     {"top_k", sampling_.top_k},
+                     {"top_p", sampling_.top_p},
+                     {"min_p", sampling_.min_p},
+                     {"repetition_penalty", sampling_.repetition_penalty},
+                     {"presence_penalty", sampling_.presence_penalty},
+                     {"frequency_penalty", sampling_.frequency_penalty},
+                     {"seed", sampling_.seed}};
+  out["timings"] = timings_json(session_, runtime_);
+  out["counters"] = counters_json(runtime_);
+  out["plan"] = plan_json(runtime_);
+  fmt::print("{}\n", out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+int Runner::finish(const engine::GenerateResult& result) {
+  if (!flags_.save.empty()) session_.save(flags_.save);
+  if (flags_.json) print_json(result);
+  if (!flags_.no_summary && log::level() >= log::Level::Info) {
+    std::string end = engine::stop_reason_text(result.reason);
+    if (sampling_.temperature > 0) end += fmt::format(" (seed {})", sampling_.seed);
+    fmt::print(stderr, "\n{}", summary_table(session_, end));
+  }
+  return result.reason == engine::StopReason::Cancelled ? static_cast<int>(ErrorKind::Cancelled)
+                                                        : 0;
+}
+
+int Runner::complete(std::vector<int32_t> ids) {
+  if (flags_.restore.empty()) {
+    if (runtime_.has_tokenizer() && flags_.ids.empty()) runtime_.tokenizer().prepend_bos(ids);
+  } else {
+    session_.restore(flags_.restore);
+  }
+  if (ids.empty() && flags_.restore.empty()) fail(ErrorKind::Usage, "the prompt is empty");
+  prompt_tokens_ = ids.size();
+  engine::Sampler sampler(sampling_);
+  sampler.see_prompt(session_.tokens());
+  sampler.see_prompt(ids);
+  engine::GenerateResult result;
+  result.reason = engine::StopReason::Cancelled;
+  if (session_.prefill(ids, &cancel_)) result = answer(sampler, false, false);
+  return finish(result);
+}
+
+int Runner::chat_once(const std::string& message) {
+  const text::Tokenizer& tokenizer = runtime_.tokenizer();
+  const text::ChatTemplate format = flags_.chat_flags.make_template(chat_source(), tokenizer);
+  text::ChatRequest request = flags_.chat_flags.start(chat_source());
+  request.messages.push_back({.role = "user", .content = message});
+  const ChatPrompt prompt = encode_chat(format, tokenizer, request);
+  prompt_tokens_ = prompt.ids.size();
+  engine::Sampler sampler(sampling_);
+  sampler.see_prompt(prompt.ids);
+  engine::GenerateResult result;
+  result.reason = engine::StopReason::Cancelled;
+  if (session_.prefill(prompt.ids, &cancel_)) result = answer(sampler, prompt.in_reasoning, true);
+  return finish(result);
+}
+
+// One line of the user's; a line that ends in a backslash goes on. Empty at the end of input.
+std::optional<std::string> read_message() {
+  std::string message;
+  std::string line;
+  fmt::print(stderr, "> ");
+  while (std::getline(std::cin, line)) {
+    if (line.empty() || line.back() != '\\') return message + line;
+    line.back() = '\n';
+    message += line;
+    fmt::print(stderr, "| ");
+  }
+  return std::nullopt;
+}
+
+int Runner::chat_interactive() {
+  const text::Tokenizer& tokenizer = runtime_.tokenizer();
+  const text::ChatTemplate format = flags_.chat_flags.make_template(chat_source(), tokenizer);
+  text::ChatRequest request = flags_.chat_flags.start(chat_source());
+  const size_t n_fixed = request.messages.size();
+  engine::Conversation conversation(session_);
+  log::info(
+      "write, and end with Enter (a \\ at the end goes on in the next line); /reset forgets the "
+      "conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer");
+  engine::GenerateResult result;
+  for (;;) {
+    const std::optional<std::string> message = read_message();
+    if (!message || *message == "/exit" || cancel_.load()) break;
+    if (*message == "/reset") {
+      request.messages.resize(n_fixed);
+      session_.reset();
+      continue;
+    }
+    if (message->find_first_not_of(" \t\r\n") == std::string::npos) continue;
+    request.messages.push_back({.role = "user", .content = *message});
+    const ChatPrompt prompt = encode_chat(format, tokenizer, request);
+    if (static_cast<int64_t>(prompt.ids.size()) >= session_.n_ctx()) {
+      log::warn(
+          "the conversation no longer fits into {} tokens of context: /reset, or start again "
+          "with a larger --ctx",
+          session_.n_ctx());
+      request.messages.pop_back();
+      continue;
+    }
+    prompt_tokens_ = prompt.ids.size();
+    if (!conversation.advance(prompt.ids, prompt.n_stable, &cancel_)) {
+      request.messages.pop_back();
+      cancel_.store(false);
+      continue;
+    }
+    engine::Sampler sampler(sampling_);
+    sampler.see_prompt(prompt.ids);
+    result = answer(sampler, prompt.in_reasoning, true);
+    cancel_.store(false);
+    if (result.reason == engine::StopReason::ContextFull) {
+      log::warn("the context of {} tokens is full: /reset, or start again with a larger --ctx",
+                session_.n_ctx());
+    }
+    text::ReasoningSplitter splitter(prompt.in_reasoning);
+    text::ChatMessage reply{.role = "assistant", .content = {}};
+    std::string reasoning;
+    for (const bool flush : {false, true}) {
+      for (const auto& part : flush ? splitter.flush() : splitter.push(result.text)) {
+        (part.reasoning ? reasoning : reply.content) += part.text;
+      }
+    }
+    if (!reasoning.empty()) reply.reasoning_content = reasoning;
+    request.messages.push_back(std::move(reply));
+  }
+  finish(result);
+  return 0;
+}
+
+int Runner::run() {
+  report_plan();
+  sampling_ = sampler_options(flags_, runtime_.file().metadata());
+  if (!flags_.ids.empty()) return complete(read_token_ids(flags_.ids));
+  const bool terminal = isatty(STDIN_FILENO) == 1;
+  if (flags_.prompt.empty() && flags_.file.empty() && (terminal || flags_.chat) &&
+      flags_.restore.empty()) {
+    return chat_interactive();
+  }
+  std::string prompt = flags_.prompt;
+  if (prompt.empty() && (flags_.restore.empty() || !flags_.file.empty())) {
+    prompt = read_text_file(flags_.file.empty() ? "-" : flags_.file);
+  }
+  if (flags_.chat) return chat_once(prompt);
+  return complete(runtime_.tokenizer().encode(prompt, true));
+}
+
+int run_run(const Flags& flags) {
+  if (!flags.prompt.empty() && !flags.file.empty()) {
+    fail(ErrorKind::Usage, "give the prompt with -p or a file with -f, not both");
+  }
+  if (!flags.ids.empty() && (!flags.prompt.empty() || !flags.file.empty() || flags.chat)) {
+    fail(ErrorKind::Usage, "--ids is a prompt of its own: leave -p, -f and --chat away");
+  }
+  if (flags.chat && !flags.restore.empty()) {
+    fail(ErrorKind::Usage, "--restore continues token by token: it does not go with --chat");
+  }
+  interrupt_flag();
+  const auto runtime = open_runtime(flags.runtime);
+  return Runner(flags, *runtime).run();
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Action* action) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(
+      "run", "Completes a text (-p, -f, standard input) or holds a conversation in the terminal.");
+  command->footer(
+      "Examples:\n"
+      "  penstock run -p \"In the beginning\" -n 100\n"
+      "  penstock run -m MODEL.gguf --memory 8G                    a chat within 8 GB\n"
+      "  penstock run -m MODEL.gguf --chat -p \"What is a penstock?\" --reasoning off\n"
+      "  penstock run -m MODEL.gguf --json -p \"...\" > run.json\n"
+      "\n"
+      "The summary goes to standard error; -q leaves it away.");
+  flags->runtime.add_to(*command);
+  command->add_option("-p,--prompt", flags->prompt, "the text to go on from")->group("Prompt");
+  command->add_option("-f,--file", flags->file, "file with the prompt; - for stdin")
+      ->group("Prompt");
+  command->add_option("--ids", flags->ids, "file with the prompt as token ids; - for stdin")
+      ->group("Prompt");
+  command->add_flag("--chat", flags->chat, "the prompt is a message: apply the chat template")
+      ->group("Prompt");
+  command->add_option("--save", flags->save, "writes the state after the run to a file")
+      ->group("Prompt");
+  command->add_option("--restore", flags->restore, "goes on from a saved state")->group("Prompt");
+  flags->chat_flags.add_to(*command);
+  command
+      ->add_option("-n,--n-predict", flags->n_predict, "tokens to generate at most; -1: no limit")
+      ->capture_default_str()
+      ->group("Generation");
+  command->add_option("--temp", flags->temperature, "temperature; 0: always the most likely token")
+      ->default_str("the file's, else 0.7")
+      ->group("Generation");
+  command->add_option("--top-k", flags->top_k, "choose among the K most likely; 0: all")
+      ->default_str("the file's, else 20")
+      ->group("Generation");
+  command->add_option("--top-p", flags->top_p, "choose among the smallest set of this probability")
+      ->default_str("the file's, else 0.95")
+      ->group("Generation");
+  command->add_option("--min-p", flags->min_p, "leave out what is below this share of the best")
+      ->default_str("0")
+      ->group("Generation");
+  command->add_option("--repeat-penalty", flags->repetition, "above 1: less repetition")
+      ->capture_default_str()
+      ->group("Generation");
+  command
+      ->add_option("--presence-penalty", flags->presence, "above 0: less of what was already said")
+      ->capture_default_str()
+      ->group("Generation");
+  command
+      ->add_option("--frequency-penalty", flags->frequency, "above 0: less of what was said often")
+      ->capture_default_str()
+      ->group("Generation");
+  command->add_option("--seed", flags->seed, "same seed, same text")
+      ->default_str("from the clock, printed")
+      ->group("Generation");
+  command->add_option("--stop", flags->stop, "stops before this text; may be given several times")
+      ->group("Generation");
+  command->add_flag("--ignore-eos", flags->ignore_eos, "goes on past the end of the turn")
+      ->group("Generation");
+  command->add_flag("--special", flags->special, "shows control tokens")->group("Generation");
+  command
+      ->add_flag("--json", flags->json,
+                 "prints text, tokens, timings, counters and plan as JSON instead of the text")
+      ->group("Output");
+  command->add_flag("--no-summary", flags->no_summary, "leaves the table at the end away")
+      ->group("Output");
+  command->callback([flags, action] { *action = [flags] { return run_run(*flags); }; });
+}
+
+}  // namespace penstock::cli
