@@ -161,6 +161,21 @@ size_t value_type_bytes(ValueType type) noexcept {
   return sizes[static_cast<uint32_t>(type)];
 }
 
+std::string printable(std::string_view text) {
+  constexpr size_t kMax = 96;
+  std::string out;
+  for (const char c : text.substr(0, kMax)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F || byte == '\\') {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  if (text.size() > kMax) out += "...";
+  return out;
+}
+
 const Entry* Metadata::find(std::string_view key) const noexcept {
   const auto it = index_.find(key);
   return it == index_.end() ? nullptr : &entries_[it->second];

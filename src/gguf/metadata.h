@@ -35,6 +35,9 @@ const char* value_type_name(ValueType type) noexcept;
 // Bytes of a fixed-size value; 0 for strings and arrays.
 size_t value_type_bytes(ValueType type) noexcept;
 
+// Text from a file, fit for a message or a terminal: control characters escaped, length capped.
+std::string printable(std::string_view text);
+
 struct Entry {
   std::string_view key;
   ValueType type{};

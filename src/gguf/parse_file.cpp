@@ -439,19 +439,4 @@ ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path,
   return FileParser(bytes, path, options).parse();
 }
 
-std::string printable(std::string_view text) {
-  constexpr size_t kMax = 96;
-  std::string out;
-  for (const char c : text.substr(0, kMax)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F || byte == '\\') {
-      out += fmt::format("\\x{:02x}", byte);
-    } else {
-      out += c;
-    }
-  }
-  if (text.size() > kMax) out += "...";
-  return out;
-}
-
 }  // namespace penstock::gguf

@@ -38,9 +38,6 @@ class Parser {
   Model model_;
 };
 
-// Text from a file, fit for a message: control characters escaped, length capped.
-std::string printable(std::string_view text);
-
 // "<prefix>-00002-of-00003.gguf": prefix, 2, 3.
 struct ShardName {
   std::string prefix;
