@@ -40,25 +40,65 @@ PENSTOCK_INLINE __m256i broadcast32(const void* p) noexcept {
 PENSTOCK_INLINE __m256i broadcast128(const void* p) noexcept {
   return _mm256_broadcastsi128_si256(load128(p));
 }
+PENSTOCK_INLINE __m256i join(__m128i low, __m128i high) noexcept {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
 // Low and high nibbles of 16 bytes as the low and high half: elements (j, j + 16) in order.
 PENSTOCK_INLINE __m256i nibbles(const void* p) noexcept {
   const __m128i bytes = load128(p);
-  const __m256i both =
-      _mm256_inserti128_si256(_mm256_castsi128_si256(bytes), _mm_srli_epi16(bytes, 4), 1);
-  return _mm256_and_si256(both, _mm256_set1_epi8(15));
+  return _mm256_and_si256(join(bytes, _mm_srli_epi16(bytes, 4)), _mm256_set1_epi8(15));
+}
+
+PENSTOCK_INLINE __m256i add16(__m256i a, __m256i b) noexcept {
+  return _mm256_add_epi16(a, b);
+}
+PENSTOCK_INLINE __m256i add32(__m256i a, __m256i b) noexcept {
+  return _mm256_add_epi32(a, b);
+}
+PENSTOCK_INLINE __m256i widen(__m256i v) noexcept {  // sums of int16 pairs
+  return _mm256_madd_epi16(v, _mm256_set1_epi16(1));
+}
+
+// The steps of summing lanes across vectors. `add` works on 32-bit lanes or on pairs of int16.
+// Two vectors to one with half as many summands of each per 128 bits.
+template <class Add>
+PENSTOCK_INLINE __m256i fold2(__m256i a, __m256i b, Add add) noexcept {
+  return add(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+}
+template <class Add>
+PENSTOCK_INLINE __m256i fold4(__m256i a, __m256i b, Add add) noexcept {
+  return add(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
+
+// Sums of v[r]'s eight int32 lanes, per 128 bits: lanes 0..3 of out[0] are the sums of the low
+// halves of rows 0..3, lanes 4..7 those of the high halves; out[1] is rows 4..7.
+PENSTOCK_INLINE void fold_halves(const __m256i* v, __m256i* out) noexcept {
+  for (int i = 0; i < 2; ++i) {
+    out[i] = fold4(fold2(v[4 * i], v[4 * i + 1], add32), fold2(v[4 * i + 2], v[4 * i + 3], add32),
+                   add32);
+  }
+}
+
+// The same from 16 int16 lanes per row that do not exceed `kMax` in magnitude: they are added as
+// int16 as long as that cannot overflow.
+template <int kMax>
+PENSTOCK_INLINE void fold_halves16(const __m256i* v, __m256i* out) noexcept {
+  static_assert(2 * kMax <= 32767);
+  for (int i = 0; i < 2; ++i) {
+    const __m256i a = fold2(v[4 * i], v[4 * i + 1], add16);
+    const __m256i b = fold2(v[4 * i + 2], v[4 * i + 3], add16);
+    if constexpr (4 * kMax <= 32767) {
+      out[i] = widen(fold4(a, b, add16));
+    } else {
+      out[i] = fold4(widen(a), widen(b), add32);
+    }
+  }
 }
 
 // Lane r of the result is the sum of the eight lanes of v[r].
 PENSTOCK_INLINE __m256i reduce8(const __m256i* v) noexcept {
-  __m256i pair[4], quad[2];
-  for (int i = 0; i < 4; ++i) {
-    pair[i] = _mm256_add_epi32(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
-                               _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
-  }
-  for (int i = 0; i < 2; ++i) {
-    quad[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(pair[2 * i], pair[2 * i + 1]),
-                               _mm256_unpackhi_epi64(pair[2 * i], pair[2 * i + 1]));
-  }
+  __m256i quad[2];
+  fold_halves(v, quad);
   return _mm256_add_epi32(_mm256_permute2x128_si256(quad[0], quad[1], 0x20),
                           _mm256_permute2x128_si256(quad[0], quad[1], 0x31));
 }
@@ -82,19 +122,31 @@ PENSTOCK_INLINE void transpose8(const __m256i* v, __m256i* out) noexcept {
   }
 }
 
-// The fp16 numbers at p[0..7] + offset as f32 lanes.
-PENSTOCK_INLINE __m256 halves8(const uint8_t* const* p, size_t offset) noexcept {
-  __m128i w[8];
-  for (int i = 0; i < 8; ++i) {
-    uint16_t half;
-    std::memcpy(&half, p[i] + offset, sizeof(half));
-    w[i] = _mm_cvtsi32_si128(half);
+// The fp16 numbers at p[0..7] + offset as f32 lanes, and with kSecond those two bytes further on.
+// Four bytes are loaded per row, so the number must not be the last two bytes of the weights; for
+// those that are, kSecond is read from two bytes before.
+struct Halves {
+  __m256 first;
+  __m256 second;
+};
+template <bool kFirst, bool kSecond>
+PENSTOCK_INLINE Halves halves8(const uint8_t* const* p, size_t offset) noexcept {
+  __m128i w[4];
+  for (int i = 0; i < 4; ++i) {  // (row 2i, row 2i+1) firsts, then seconds
+    w[i] = _mm_unpacklo_epi16(load32(p[2 * i] + offset), load32(p[2 * i + 1] + offset));
   }
-  const __m128i low =
-      _mm_unpacklo_epi32(_mm_unpacklo_epi16(w[0], w[1]), _mm_unpacklo_epi16(w[2], w[3]));
-  const __m128i high =
-      _mm_unpacklo_epi32(_mm_unpacklo_epi16(w[4], w[5]), _mm_unpacklo_epi16(w[6], w[7]));
-  return _mm256_cvtph_ps(_mm_unpacklo_epi64(low, high));
+  const __m128i low = _mm_unpacklo_epi32(w[0], w[1]), high = _mm_unpacklo_epi32(w[2], w[3]);
+  Halves out{_mm256_setzero_ps(), _mm256_setzero_ps()};
+  if constexpr (kFirst) out.first = _mm256_cvtph_ps(_mm_unpacklo_epi64(low, high));
+  if constexpr (kSecond) out.second = _mm256_cvtph_ps(_mm_unpackhi_epi64(low, high));
+  return out;
+}
+PENSTOCK_INLINE __m256 first_halves8(const uint8_t* const* p, size_t offset) noexcept {
+  return halves8<true, false>(p, offset).first;
+}
+// For a number at the very end of a block.
+PENSTOCK_INLINE __m256 last_halves8(const uint8_t* const* p, size_t offset) noexcept {
+  return halves8<false, true>(p, offset - 2).second;
 }
 
 PENSTOCK_INLINE const uint8_t* first_row(const MatmulTile& tile) noexcept {
@@ -106,6 +158,22 @@ PENSTOCK_INLINE void row_pointers(const MatmulTile& tile, int64_t row, const uin
   for (int64_t i = 0; i < 8; ++i) {
     const int64_t r = row + i < tile.n_rows ? row + i : tile.n_rows - 1;
     p[i] = first_row(tile) + static_cast<size_t>(r) * tile.row_bytes;
+  }
+}
+
+// kFactor * *p in all lanes.
+template <int kFactor>
+PENSTOCK_INLINE __m256i broadcast_times(const int32_t* p) noexcept {
+  const __m256i value = _mm256_set1_epi32(*p);
+  switch (kFactor) {
+    case 1:
+      return value;
+    case 8:
+      return _mm256_slli_epi32(value, 3);
+    case 16:
+      return _mm256_slli_epi32(value, 4);
+    default:
+      return _mm256_mullo_epi32(value, _mm256_set1_epi32(kFactor));
   }
 }
 

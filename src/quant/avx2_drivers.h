@@ -5,13 +5,16 @@
 //   kSigned, kOffset       codes carry signs, or are unsigned and stand for code - kOffset
 //   kHasOffset             value = d * q + m (Q4_1, Q5_1)
 //   load(block, part)      32 codes in element order
-//   scales8(p, offset)     d of eight rows; offsets8 likewise for m
+//   pair(a, b, low, high)  kPairs: codes of elements 0..15 of two blocks and of elements 16..31
+//   kMaxCode               unsigned codes: the largest
+//   scales8(p, offset)     d of eight rows; with kHasOffset d and m
 // Large (256 elements, activations Q8_256):
 //   kBytes, kSigned, kOffset as above; kMins: value = d * scale * q - dmin * min
 //   kSteps                 products of four codes that an int16 lane can hold (prompt kernels)
 //   each32(block, f)       calls f(j, codes) for the eight groups of 32 elements
-//   scales(block), mins(block)  16 sub-block numbers as int16, see EvenOdd
-//   d8(p, offset), dmin8(p, offset)  f32 scales of eight rows
+//   sub_scales(block)      16 sub-block numbers as int16, see EvenOdd
+//   kSub32                 sub-blocks of 32: the eight mins lie in the upper half
+//   d8(p, offset)          f32 d, and with kMins dmin, of eight rows
 //
 // EvenOdd: the low 128 bits hold the numbers of sub-blocks 0, 2, .. 14, the high bits those of
 // 1, 3, .. 15, so that one byte shuffle spreads sub-blocks 2j and 2j+1 over the two halves, just
@@ -40,11 +43,25 @@ PENSTOCK_INLINE __m256i stored_codes(const Codes& w) noexcept {
   return kSigned ? _mm256_sign_epi8(w.magnitude, w.sign) : w.magnitude;
 }
 
+// acc = fma(d * d8, sum, acc), and with an offset acc = fma(m * d8, sum(q8), acc): block k.
+template <class P>
+PENSTOCK_INLINE __m256 add_block(__m256 acc, __m256i sum, const Halves& scales, const float* d8,
+                                 const int32_t* total) noexcept {
+  if constexpr (P::kOffset != 0) sum = _mm256_sub_epi32(sum, broadcast_times<P::kOffset>(total));
+  const __m256 factor = _mm256_broadcast_ss(d8);
+  acc = _mm256_fmadd_ps(_mm256_mul_ps(scales.first, factor), _mm256_cvtepi32_ps(sum), acc);
+  if constexpr (P::kHasOffset) {
+    const __m256 q8 = _mm256_cvtepi32_ps(_mm256_set1_epi32(*total));
+    acc = _mm256_fmadd_ps(_mm256_mul_ps(scales.second, factor), q8, acc);
+  }
+  return acc;
+}
+
 // ---------------------------------------------------------------------------------- GEMV, small
 
+// One block of 32 bytes of codes at a time.
 template <class P>
-void gemv_small(const MatmulTile& tile) noexcept {
-  const __m256i ones = _mm256_set1_epi16(1);
+void gemv_single(const MatmulTile& tile) noexcept {
   const size_t ahead = 8 * tile.row_bytes;
   for (int64_t row = 0; row < tile.n_rows; row += 8) {
     const uint8_t* p[8];
@@ -54,25 +71,70 @@ void gemv_small(const MatmulTile& tile) noexcept {
       __m256 acc = _mm256_setzero_ps();
       size_t at = 0;
       for (int64_t k = 0; k < tile.n_in / 32; at += P::kBytes) {
-        const __m256 d = P::scales8(p, at);
+        const Halves scales = P::scales8(p, at);
         for (int part = 0; part < P::kParts; ++part, ++k) {
           const __m256i a = load256(act.codes + 32 * k);
           __m256i v[8];
           for (int r = 0; r < 8; ++r) {
             if (part == 0) prefetch(p[r] + at, ahead);
-            v[r] = _mm256_madd_epi16(multiply<P::kSigned>(P::load(p[r] + at, part), a), ones);
+            v[r] = widen(multiply<P::kSigned>(P::load(p[r] + at, part), a));
           }
-          __m256i sum = reduce8(v);
-          if (P::kOffset != 0) {
-            sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(P::kOffset * act.sums[k]));
-          }
-          const __m256 d8 = _mm256_broadcast_ss(act.scales + k);
-          acc = _mm256_fmadd_ps(_mm256_mul_ps(d, d8), _mm256_cvtepi32_ps(sum), acc);
-          if constexpr (P::kHasOffset) {
-            const __m256 total = _mm256_set1_ps(static_cast<float>(act.sums[k]));
-            acc = _mm256_fmadd_ps(_mm256_mul_ps(P::offsets8(p, at), d8), total, acc);
-          }
+          acc = add_block<P>(acc, reduce8(v), scales, act.scales + k, act.sums + k);
         }
+      }
+      store_lanes(tile.out[t] + row, acc, tile.n_rows - row);
+    }
+  }
+}
+
+// Types of 16 bytes of nibbles per block: two blocks fill a vector, one in each half.
+template <class P>
+PENSTOCK_INLINE void pair_sums(const uint8_t* const* p, size_t at, size_t to_second, __m256i low8,
+                               __m256i high8, __m256i* sums) noexcept {
+  __m256i v[8], quad[2];
+  for (int r = 0; r < 8; ++r) {
+    Codes low, high;
+    P::pair(p[r] + at, p[r] + at + to_second, low, high);
+    const __m256i a = multiply<P::kSigned>(low, low8), b = multiply<P::kSigned>(high, high8);
+    v[r] = P::kSigned ? add32(widen(a), widen(b)) : add16(a, b);
+  }
+  if constexpr (P::kSigned) {
+    fold_halves(v, quad);
+  } else {
+    fold_halves16<P::kMaxCode * 127 * 2 * 2>(v, quad);
+  }
+  sums[0] = _mm256_permute2x128_si256(quad[0], quad[1], 0x20);
+  sums[1] = _mm256_permute2x128_si256(quad[0], quad[1], 0x31);
+}
+
+template <class P>
+void gemv_pairs(const MatmulTile& tile) noexcept {
+  const size_t ahead = 8 * tile.row_bytes;
+  const int64_t n_blocks = tile.n_in / 32;
+  for (int64_t row = 0; row < tile.n_rows; row += 8) {
+    const uint8_t* p[8];
+    row_pointers(tile, row, p);
+    for (int64_t t = 0; t < tile.n_tokens; ++t) {
+      const Act32 act(tile.acts[t], tile.n_in);
+      __m256 acc = _mm256_setzero_ps();
+      __m256i sums[2];
+      size_t at = 0;
+      int64_t k = 0;
+      for (; k + 1 < n_blocks; k += 2, at += 2 * P::kBytes) {
+        for (int r = 0; r < 8; ++r) prefetch(p[r] + at, ahead);
+        const __m256i a = load256(act.codes + 32 * k), b = load256(act.codes + 32 * k + 32);
+        pair_sums<P>(p, at, P::kBytes, _mm256_permute2x128_si256(a, b, 0x20),
+                     _mm256_permute2x128_si256(a, b, 0x31), sums);
+        for (int i = 0; i < 2; ++i) {
+          acc = add_block<P>(acc, sums[i], P::scales8(p, at + i * P::kBytes), act.scales + k + i,
+                             act.sums + k + i);
+        }
+      }
+      if (k < n_blocks) {  // an odd last block, beside zeros
+        const __m256i a = load256(act.codes + 32 * k);
+        pair_sums<P>(p, at, 0, _mm256_permute2x128_si256(a, a, 0x80),
+                     _mm256_permute2x128_si256(a, a, 0x81), sums);
+        acc = add_block<P>(acc, sums[0], P::scales8(p, at), act.scales + k, act.sums + k);
       }
       store_lanes(tile.out[t] + row, acc, tile.n_rows - row);
     }
@@ -92,16 +154,14 @@ struct SmallPanel {
     row_pointers(tile, row, p);
     size_t at = 0;
     for (int64_t k = 0; k < tile.n_in / 32; at += P::kBytes) {
-      const __m256 d = P::scales8(p, at);
+      const Halves scales = P::scales8(p, at);
       for (int part = 0; part < P::kParts; ++part, ++k, out += kBlock) {
         __m256i q[8], columns[8];
         for (int r = 0; r < 8; ++r) q[r] = stored_codes<P::kSigned>(P::load(p[r] + at, part));
         transpose8(q, columns);
         for (int i = 0; i < 8; ++i) store256(out + 32 * i, columns[i]);
-        store256(out + 256, _mm256_castps_si256(d));
-        if constexpr (P::kHasOffset) {
-          store256(out + 288, _mm256_castps_si256(P::offsets8(p, at)));
-        }
+        store256(out + 256, _mm256_castps_si256(scales.first));
+        if constexpr (P::kHasOffset) store256(out + 288, _mm256_castps_si256(scales.second));
       }
     }
   }
@@ -154,18 +214,13 @@ struct SmallPanel {
           }
         }
       }
-      const __m256 d = _mm256_loadu_ps(reinterpret_cast<const float*>(w + 256));
+      Halves d;
+      d.first = _mm256_loadu_ps(reinterpret_cast<const float*>(w + 256));
+      if constexpr (P::kHasOffset) {
+        d.second = _mm256_loadu_ps(reinterpret_cast<const float*>(w + 288));
+      }
       for (int t = 0; t < kTokens; ++t) {
-        if (P::kOffset != 0) {
-          sum[t] = _mm256_sub_epi32(sum[t], _mm256_set1_epi32(P::kOffset * sums[t][k]));
-        }
-        const __m256 d8 = _mm256_broadcast_ss(scales[t] + k);
-        acc[t] = _mm256_fmadd_ps(_mm256_mul_ps(d, d8), _mm256_cvtepi32_ps(sum[t]), acc[t]);
-        if constexpr (P::kHasOffset) {
-          const __m256 m = _mm256_loadu_ps(reinterpret_cast<const float*>(w + 288));
-          const __m256 total = _mm256_set1_ps(static_cast<float>(sums[t][k]));
-          acc[t] = _mm256_fmadd_ps(_mm256_mul_ps(m, d8), total, acc[t]);
-        }
+        acc[t] = add_block<P>(acc[t], sum[t], d, scales[t] + k, sums[t] + k);
       }
     }
     for (int t = 0; t < kTokens; ++t) {
@@ -177,6 +232,11 @@ struct SmallPanel {
 };
 
 // ---------------------------------------------------------------------------------- GEMV, large
+
+struct SubScales {
+  __m256i scales;
+  __m256i mins;
+};
 
 // Byte shuffles that repeat int16 number j of each 128-bit half.
 alignas(32) constexpr uint8_t kSpread[8][32] = {
@@ -204,6 +264,26 @@ constexpr int log2_of(int value) noexcept {
   return bits;
 }
 
+// Sums of the mins times the activation's sums, lane by row. The eight mins of types with
+// sub-blocks of 32 fill half a vector, so two rows share one.
+template <class P>
+PENSTOCK_INLINE __m256i min_sums(const __m256i* mins, __m256i totals) noexcept {
+  if constexpr (P::kSub32) {
+    const __m128i both =
+        _mm_add_epi16(_mm256_castsi256_si128(totals), _mm256_extracti128_si256(totals, 1));
+    const __m256i twice = join(both, both);
+    __m256i v[4];
+    for (int r = 0; r < 4; ++r) {
+      v[r] = _mm256_madd_epi16(_mm256_permute2x128_si256(mins[r], mins[r + 4], 0x31), twice);
+    }
+    return fold4(fold2(v[0], v[1], add32), fold2(v[2], v[3], add32), add32);
+  } else {
+    __m256i v[8];
+    for (int r = 0; r < 8; ++r) v[r] = _mm256_madd_epi16(mins[r], totals);
+    return reduce8(v);
+  }
+}
+
 template <class P>
 void gemv_large(const MatmulTile& tile) noexcept {
   const size_t ahead = 8 * tile.row_bytes;
@@ -217,31 +297,32 @@ void gemv_large(const MatmulTile& tile) noexcept {
       for (int64_t k = 0; k < tile.n_in / 256; ++k, at += P::kBytes) {
         const int8_t* a = act.codes + 256 * k;
         const __m256i totals = even_odd(load256(act.sums + 16 * k));
-        __m256i v[8], min[8];
+        __m256i v[8], mins[8];
         for (int r = 0; r < 8; ++r) {
           const uint8_t* block = p[r] + at;
           for (size_t line = 0; line < P::kBytes; line += 64) prefetch(block + line, ahead);
-          const __m256i scales = P::scales(block);
+          const SubScales sub = P::sub_scales(block);
           __m256i sum = _mm256_setzero_si256();
           P::each32(
               block, [&](int j, const Codes& w) __attribute__((always_inline)) {
                 const __m256i products = multiply<P::kSigned>(w, load256(a + 32 * j));
-                const __m256i spread = _mm256_shuffle_epi8(scales, load256(kSpread[j]));
+                const __m256i spread = _mm256_shuffle_epi8(sub.scales, load256(kSpread[j]));
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, spread));
               });
           if constexpr (P::kOffset != 0) {
             static_assert((P::kOffset & (P::kOffset - 1)) == 0);
             sum = _mm256_sub_epi32(
-                sum, _mm256_slli_epi32(_mm256_madd_epi16(scales, totals), log2_of(P::kOffset)));
+                sum, _mm256_slli_epi32(_mm256_madd_epi16(sub.scales, totals), log2_of(P::kOffset)));
           }
           v[r] = sum;
-          if constexpr (P::kMins) min[r] = _mm256_madd_epi16(P::mins(block), totals);
+          if constexpr (P::kMins) mins[r] = sub.mins;
         }
         const __m256 d8 = _mm256_broadcast_ss(act.scales + k);
-        acc = _mm256_fmadd_ps(_mm256_mul_ps(P::d8(p, at), d8), _mm256_cvtepi32_ps(reduce8(v)), acc);
+        const Halves d = P::d8(p, at);
+        acc = _mm256_fmadd_ps(_mm256_mul_ps(d.first, d8), _mm256_cvtepi32_ps(reduce8(v)), acc);
         if constexpr (P::kMins) {
-          acc = _mm256_fnmadd_ps(_mm256_mul_ps(P::dmin8(p, at), d8),
-                                 _mm256_cvtepi32_ps(reduce8(min)), acc);
+          acc = _mm256_fnmadd_ps(_mm256_mul_ps(d.second, d8),
+                                 _mm256_cvtepi32_ps(min_sums<P>(mins, totals)), acc);
         }
       }
       store_lanes(tile.out[t] + row, acc, tile.n_rows - row);
@@ -280,12 +361,14 @@ struct LargePanel {
           const __m128i even = _mm256_castsi256_si128(x), odd = _mm256_extracti128_si256(x, 1);
           return _mm256_set_m128i(_mm_unpackhi_epi16(even, odd), _mm_unpacklo_epi16(even, odd));
         };
-        const __m256i scales = natural(P::scales(block));
+        const SubScales sub = P::sub_scales(block);
+        const __m256i scales = natural(sub.scales);
         const __m256i spread = _mm256_permute4x64_epi64(scales, 0xd8);
         low[r] = _mm256_unpacklo_epi16(spread, spread);
         high[r] = _mm256_unpackhi_epi16(spread, spread);
         if constexpr (P::kMins) {
-          pairs[r] = natural(P::mins(block));
+          // Sub-blocks of 32 keep their eight mins in the upper half alone.
+          pairs[r] = natural(P::kSub32 ? _mm256_permute4x64_epi64(sub.mins, 0xee) : sub.mins);
         } else if constexpr (kPairs) {
           pairs[r] = _mm256_mullo_epi16(scales, _mm256_set1_epi16(-P::kOffset));
         }
@@ -302,8 +385,9 @@ struct LargePanel {
         transpose8(pairs, columns);
         for (int i = 0; i < 8; ++i) store256(out + kPairsAt + 32 * i, columns[i]);
       }
-      store256(out + kD, _mm256_castps_si256(P::d8(p, at)));
-      if constexpr (P::kMins) store256(out + kD + 32, _mm256_castps_si256(P::dmin8(p, at)));
+      const Halves d = P::d8(p, at);
+      store256(out + kD, _mm256_castps_si256(d.first));
+      if constexpr (P::kMins) store256(out + kD + 32, _mm256_castps_si256(d.second));
     }
   }
 

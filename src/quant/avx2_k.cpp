@@ -10,6 +10,7 @@ struct Common {
   static constexpr bool kSigned = false;
   static constexpr int kOffset = 0;
   static constexpr bool kMins = false;
+  static constexpr bool kSub32 = false;
 };
 
 PENSTOCK_INLINE __m256i low_bits(__m256i x, int shift, uint8_t mask) noexcept {
@@ -20,6 +21,10 @@ PENSTOCK_INLINE __m256i low_bits(__m256i x, int shift, uint8_t mask) noexcept {
 PENSTOCK_INLINE __m128i evens_then_odds(__m128i bytes) noexcept {
   return _mm_shuffle_epi8(bytes,
                           _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+}
+
+PENSTOCK_INLINE SubScales only_scales(__m256i scales) noexcept {
+  return {scales, scales};
 }
 
 struct Q2_K : Common {
@@ -36,19 +41,12 @@ struct Q2_K : Common {
       }
     }
   }
-  PENSTOCK_INLINE static __m256i scales(const uint8_t* x) noexcept {
-    const __m128i bytes = _mm_and_si128(load128(x), _mm_set1_epi8(15));
-    return _mm256_cvtepu8_epi16(evens_then_odds(bytes));
+  PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept {
+    const __m256i both = _mm256_cvtepu8_epi16(evens_then_odds(load128(x)));
+    return {_mm256_and_si256(both, _mm256_set1_epi16(15)), _mm256_srli_epi16(both, 4)};
   }
-  PENSTOCK_INLINE static __m256i mins(const uint8_t* x) noexcept {
-    const __m128i bytes = _mm_and_si128(_mm_srli_epi16(load128(x), 4), _mm_set1_epi8(15));
-    return _mm256_cvtepu8_epi16(evens_then_odds(bytes));
-  }
-  PENSTOCK_INLINE static __m256 d8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at + 80);
-  }
-  PENSTOCK_INLINE static __m256 dmin8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at + 82);
+  PENSTOCK_INLINE static Halves d8(const uint8_t* const* p, size_t at) noexcept {
+    return halves8<true, true>(p, at + 80);
   }
 };
 
@@ -69,7 +67,7 @@ struct Q3_K : Common {
       }
     }
   }
-  PENSTOCK_INLINE static __m256i scales(const uint8_t* x) noexcept {
+  PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept {
     uint64_t low;
     uint32_t high;
     std::memcpy(&low, x + 96, 8);
@@ -80,34 +78,34 @@ struct Q3_K : Common {
     const uint64_t first = (low & kNibbles) | (twice & 0x0303030303030303u) << 4;
     const uint64_t second = ((low >> 4) & kNibbles) | ((twice >> 4) & 0x0303030303030303u) << 4;
     const __m128i bytes = _mm_set_epi64x(static_cast<int64_t>(second), static_cast<int64_t>(first));
-    return _mm256_cvtepi8_epi16(evens_then_odds(_mm_sub_epi8(bytes, _mm_set1_epi8(32))));
+    return only_scales(
+        _mm256_cvtepi8_epi16(evens_then_odds(_mm_sub_epi8(bytes, _mm_set1_epi8(32)))));
   }
-  PENSTOCK_INLINE static __m256 d8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at + 108);
+  PENSTOCK_INLINE static Halves d8(const uint8_t* const* p, size_t at) noexcept {
+    const __m256 d = last_halves8(p, at + 108);
+    return {d, d};
   }
 };
 
-struct KPair {
-  __m256i scales;
-  __m256i mins;
-};
-// Sub-blocks of 32: both halves of EvenOdd hold the same eight numbers.
-PENSTOCK_INLINE KPair k_scales(const uint8_t* s) noexcept {
-  uint32_t low, mid, high;
-  std::memcpy(&low, s, 4);
-  std::memcpy(&mid, s + 4, 4);
-  std::memcpy(&high, s + 8, 4);
-  constexpr uint32_t kSix = 0x3f3f3f3fu, kFour = 0x0f0f0f0fu, kTwo = 0x30303030u;
-  const uint64_t scales = (low & kSix) | static_cast<uint64_t>((high & kFour) | ((low >> 2) & kTwo))
-                                             << 32;
-  const uint64_t mins =
-      (mid & kSix) | static_cast<uint64_t>(((high >> 4) & kFour) | ((mid >> 2) & kTwo)) << 32;
-  return {_mm256_cvtepu8_epi16(_mm_set1_epi64x(static_cast<int64_t>(scales))),
-          _mm256_cvtepu8_epi16(_mm_set1_epi64x(static_cast<int64_t>(mins)))};
+// Sub-blocks of 32 (§7.5): the scales fill both halves of EvenOdd, the mins the upper half.
+PENSTOCK_INLINE SubScales k_scales(const uint8_t* x) noexcept {
+  const __m128i bytes = load128(x);  // d, dmin, then twelve bytes S
+  const __m128i first = _mm_shuffle_epi8(
+      bytes, _mm_setr_epi8(4, 5, 6, 7, 8, 9, 10, 11, -1, -1, -1, -1, -1, -1, -1, -1));
+  const __m128i last = _mm_shuffle_epi8(
+      bytes, _mm_setr_epi8(12, 13, 14, 15, 12, 13, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1));
+  // Four scales, then four mins, of sub-blocks 0..3 and 4..7.
+  const __m128i low = _mm_and_si128(first, _mm_set1_epi8(63));
+  const __m128i high = _mm_or_si128(
+      _mm_and_si128(_mm_srlv_epi32(last, _mm_setr_epi32(0, 4, 0, 0)), _mm_set1_epi8(15)),
+      _mm_and_si128(_mm_srli_epi16(first, 2), _mm_set1_epi8(0x30)));
+  const __m256i all = _mm256_cvtepu8_epi16(_mm_unpacklo_epi32(low, high));
+  return {_mm256_permute4x64_epi64(all, 0x44), all};
 }
 
 struct Q4_K : Common {
   static constexpr size_t kBytes = 144;
+  static constexpr bool kSub32 = true;
   static constexpr bool kMins = true;
   static constexpr int kSteps = 8;
   template <class F>
@@ -119,15 +117,9 @@ struct Q4_K : Common {
       f(2 * h + 1, Codes{high, high});
     }
   }
-  PENSTOCK_INLINE static __m256i scales(const uint8_t* x) noexcept {
-    return k_scales(x + 4).scales;
-  }
-  PENSTOCK_INLINE static __m256i mins(const uint8_t* x) noexcept { return k_scales(x + 4).mins; }
-  PENSTOCK_INLINE static __m256 d8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at);
-  }
-  PENSTOCK_INLINE static __m256 dmin8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at + 2);
+  PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept { return k_scales(x); }
+  PENSTOCK_INLINE static Halves d8(const uint8_t* const* p, size_t at) noexcept {
+    return halves8<true, true>(p, at);
   }
 };
 
@@ -163,11 +155,12 @@ struct Q6_K : Common {
       }
     }
   }
-  PENSTOCK_INLINE static __m256i scales(const uint8_t* x) noexcept {
-    return _mm256_cvtepi8_epi16(evens_then_odds(load128(x + 192)));
+  PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept {
+    return only_scales(_mm256_cvtepi8_epi16(evens_then_odds(load128(x + 192))));
   }
-  PENSTOCK_INLINE static __m256 d8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at + 208);
+  PENSTOCK_INLINE static Halves d8(const uint8_t* const* p, size_t at) noexcept {
+    const __m256 d = last_halves8(p, at + 208);
+    return {d, d};
   }
 };
 
@@ -182,7 +175,7 @@ struct IQ4_XS : Common {
       f(g, Codes{_mm256_abs_epi8(q), q});
     }
   }
-  PENSTOCK_INLINE static __m256i scales(const uint8_t* x) noexcept {
+  PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept {
     uint16_t high;
     uint32_t low;
     std::memcpy(&high, x + 2, 2);
@@ -191,10 +184,10 @@ struct IQ4_XS : Common {
         _pdep_u64(low, 0x0f0f0f0f0f0f0f0fu) | _pdep_u64(high, 0x3030303030303030u);
     const __m128i codes =
         _mm_sub_epi8(_mm_set1_epi64x(static_cast<int64_t>(bytes)), _mm_set1_epi8(32));
-    return _mm256_cvtepi8_epi16(codes);
+    return only_scales(_mm256_cvtepi8_epi16(codes));
   }
-  PENSTOCK_INLINE static __m256 d8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at);
+  PENSTOCK_INLINE static Halves d8(const uint8_t* const* p, size_t at) noexcept {
+    return halves8<true, false>(p, at);
   }
 };
 
@@ -205,9 +198,12 @@ struct TQ2_0 : Common {
   PENSTOCK_INLINE static void each32(const uint8_t* x, F f) noexcept {
     Q2_K::each32(x - 16, f);
   }
-  PENSTOCK_INLINE static __m256i scales(const uint8_t*) noexcept { return _mm256_set1_epi16(1); }
-  PENSTOCK_INLINE static __m256 d8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at + 64);
+  PENSTOCK_INLINE static SubScales sub_scales(const uint8_t*) noexcept {
+    return only_scales(_mm256_set1_epi16(1));
+  }
+  PENSTOCK_INLINE static Halves d8(const uint8_t* const* p, size_t at) noexcept {
+    const __m256 d = last_halves8(p, at + 64);
+    return {d, d};
   }
 };
 

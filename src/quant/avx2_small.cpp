@@ -19,10 +19,25 @@ struct Common {
   static constexpr bool kSigned = false;
   static constexpr bool kHasOffset = false;
   static constexpr int kOffset = 0;
-  PENSTOCK_INLINE static __m256 scales8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at);
+  PENSTOCK_INLINE static Halves scales8(const uint8_t* const* p, size_t at) noexcept {
+    return halves8<true, false>(p, at);
   }
 };
+
+// 16 bytes of two blocks side by side, and their low and high nibbles.
+PENSTOCK_INLINE void nibble_pair(const uint8_t* a, const uint8_t* b, __m256i& low,
+                                 __m256i& high) noexcept {
+  const __m256i bytes = join(load128(a), load128(b)), mask = _mm256_set1_epi8(15);
+  low = _mm256_and_si256(bytes, mask);
+  high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+}
+PENSTOCK_INLINE void unsigned_pair(const uint8_t* a, const uint8_t* b, Codes& low,
+                                   Codes& high) noexcept {
+  __m256i l, h;
+  nibble_pair(a, b, l, h);
+  low = unsigned_codes(l);
+  high = unsigned_codes(h);
+}
 
 struct Q8_0 : Common {
   static constexpr size_t kBytes = 34;
@@ -38,6 +53,10 @@ struct Q4_0 : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(nibbles(x + 2));
   }
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
+                                   Codes& high) noexcept {
+    unsigned_pair(a + 2, b + 2, low, high);
+  }
 };
 
 struct Q4_1 : Common {
@@ -47,8 +66,12 @@ struct Q4_1 : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(nibbles(x + 4));
   }
-  PENSTOCK_INLINE static __m256 offsets8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at + 2);
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
+                                   Codes& high) noexcept {
+    unsigned_pair(a + 4, b + 4, low, high);
+  }
+  PENSTOCK_INLINE static Halves scales8(const uint8_t* const* p, size_t at) noexcept {
+    return halves8<true, true>(p, at);
   }
 };
 
@@ -61,11 +84,34 @@ PENSTOCK_INLINE __m256i fifth_bits(const uint8_t* p) noexcept {
   return _mm256_and_si256(_mm256_cmpeq_epi8(bits, bit_of), _mm256_set1_epi8(16));
 }
 
+// Nibbles at q and fifth bits at h of two blocks.
+PENSTOCK_INLINE void fifth_bit_pair(const uint8_t* a, const uint8_t* b, size_t h, size_t q,
+                                    Codes& low, Codes& high) noexcept {
+  const __m256i first =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
+  const __m256i second =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+  const __m256i bit_of = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+  const __m256i bits = join(load32(a + h), load32(b + h)), sixteen = _mm256_set1_epi8(16);
+  const auto fifth = [&](__m256i byte_of) {
+    const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(bits, byte_of), bit_of);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(set, bit_of), sixteen);
+  };
+  __m256i l, u;
+  nibble_pair(a + q, b + q, l, u);
+  low = unsigned_codes(_mm256_or_si256(l, fifth(first)));
+  high = unsigned_codes(_mm256_or_si256(u, fifth(second)));
+}
+
 struct Q5_0 : Common {
   static constexpr size_t kBytes = 22;
   static constexpr int kOffset = 16, kMaxCode = 31;
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(_mm256_or_si256(nibbles(x + 6), fifth_bits(x + 2)));
+  }
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
+                                   Codes& high) noexcept {
+    fifth_bit_pair(a, b, 2, 6, low, high);
   }
 };
 
@@ -76,8 +122,12 @@ struct Q5_1 : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(_mm256_or_si256(nibbles(x + 8), fifth_bits(x + 4)));
   }
-  PENSTOCK_INLINE static __m256 offsets8(const uint8_t* const* p, size_t at) noexcept {
-    return halves8(p, at + 2);
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
+                                   Codes& high) noexcept {
+    fifth_bit_pair(a, b, 4, 8, low, high);
+  }
+  PENSTOCK_INLINE static Halves scales8(const uint8_t* const* p, size_t at) noexcept {
+    return halves8<true, true>(p, at);
   }
 };
 
@@ -87,23 +137,41 @@ struct IQ4_NL : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return signed_codes(_mm256_shuffle_epi8(broadcast128(kIq4nlValues), nibbles(x + 2)));
   }
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
+                                   Codes& high) noexcept {
+    const __m256i values = broadcast128(kIq4nlValues);
+    __m256i l, h;
+    nibble_pair(a + 2, b + 2, l, h);
+    low = signed_codes(_mm256_shuffle_epi8(values, l));
+    high = signed_codes(_mm256_shuffle_epi8(values, h));
+  }
 };
 
 struct MXFP4 : Common {
   static constexpr size_t kBytes = 17;
   static constexpr int kOffset = 12, kMaxCode = 24;
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
-    const __m256i values = _mm256_add_epi8(broadcast128(kMxfp4Values), _mm256_set1_epi8(12));
-    return unsigned_codes(_mm256_shuffle_epi8(values, nibbles(x + 1)));
+    return unsigned_codes(_mm256_shuffle_epi8(values(), nibbles(x + 1)));
+  }
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
+                                   Codes& high) noexcept {
+    __m256i l, h;
+    nibble_pair(a + 1, b + 1, l, h);
+    low = unsigned_codes(_mm256_shuffle_epi8(values(), l));
+    high = unsigned_codes(_mm256_shuffle_epi8(values(), h));
+  }
+  PENSTOCK_INLINE static __m256i values() noexcept {
+    return _mm256_add_epi8(broadcast128(kMxfp4Values), _mm256_set1_epi8(12));
   }
   // f32 bits of 2^(e - 128); the two smallest are subnormal.
-  PENSTOCK_INLINE static __m256 scales8(const uint8_t* const* p, size_t at) noexcept {
+  PENSTOCK_INLINE static Halves scales8(const uint8_t* const* p, size_t at) noexcept {
     const __m256i e = _mm256_setr_epi32(p[0][at], p[1][at], p[2][at], p[3][at], p[4][at], p[5][at],
                                         p[6][at], p[7][at]);
     const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
     const __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
     const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
-    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, subnormal, small));
+    const __m256 d = _mm256_castsi256_ps(_mm256_blendv_epi8(normal, subnormal, small));
+    return {d, d};
   }
 };
 
@@ -217,15 +285,15 @@ void gemv_q2_0(const MatmulTile& tile) noexcept {
           v[r] = q2_0_sums(bytes, planes);
         }
         reduce_groups(v, sums);
-        add_block(sums, 2 * k, halves8(p, at));
-        add_block(sums + 2, 2 * k + 2, halves8(p, at + 18));
+        add_block(sums, 2 * k, first_halves8(p, at));
+        add_block(sums + 2, 2 * k + 2, first_halves8(p, at + 18));
       }
       if (n_blocks % 2 != 0) {
         for (int r = 0; r < 8; ++r) {
           v[r] = q2_0_sums(_mm256_set_m128i(_mm_setzero_si128(), load128(p[r] + at + 2)), planes);
         }
         reduce_groups(v, sums);
-        add_block(sums, 2 * (n_blocks - 1), halves8(p, at));
+        add_block(sums, 2 * (n_blocks - 1), first_halves8(p, at));
       }
       store_lanes(tile.out[t] + row, acc, tile.n_rows - row);
     }
@@ -233,21 +301,25 @@ void gemv_q2_0(const MatmulTile& tile) noexcept {
 }
 
 template <class P>
-KernelPair small_kernels() noexcept {
-  return {gemv_small<P>, gemm_panels<SmallPanel<P>>, 4};
+KernelPair single_kernels() noexcept {
+  return {gemv_single<P>, gemm_panels<SmallPanel<P>>, 4};
+}
+template <class P>
+KernelPair pair_kernels() noexcept {
+  return {gemv_pairs<P>, gemm_panels<SmallPanel<P>>, 4};
 }
 
 }  // namespace
 
 void add_avx2_small(KernelTable& table) noexcept {
-  table[TypeId::Q8_0] = small_kernels<Q8_0>();
-  table[TypeId::Q4_0] = small_kernels<Q4_0>();
-  table[TypeId::Q4_1] = small_kernels<Q4_1>();
-  table[TypeId::Q5_0] = small_kernels<Q5_0>();
-  table[TypeId::Q5_1] = small_kernels<Q5_1>();
-  table[TypeId::IQ4_NL] = small_kernels<IQ4_NL>();
-  table[TypeId::MXFP4] = small_kernels<MXFP4>();
-  table[TypeId::Q1_0] = small_kernels<Q1_0>();
+  table[TypeId::Q8_0] = single_kernels<Q8_0>();
+  table[TypeId::Q4_0] = pair_kernels<Q4_0>();
+  table[TypeId::Q4_1] = pair_kernels<Q4_1>();
+  table[TypeId::Q5_0] = pair_kernels<Q5_0>();
+  table[TypeId::Q5_1] = pair_kernels<Q5_1>();
+  table[TypeId::IQ4_NL] = pair_kernels<IQ4_NL>();
+  table[TypeId::MXFP4] = pair_kernels<MXFP4>();
+  table[TypeId::Q1_0] = single_kernels<Q1_0>();
   table[TypeId::Q2_0] = {gemv_q2_0, gemm_panels<SmallPanel<Q2_0>>, 4};
 }
 

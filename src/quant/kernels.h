@@ -41,6 +41,9 @@ void add_avx2_floats(KernelTable& table) noexcept;
 void add_avx2_small(KernelTable& table) noexcept;
 void add_avx2_k(KernelTable& table) noexcept;
 void add_avx2_activations(KernelTable& table) noexcept;
+#elif defined(__aarch64__)
+const KernelTable& neon_table() noexcept;
+const KernelTable& neon_dot_table() noexcept;
 #endif
 
 // Panels of interleaved rows in MatmulTile::scratch (gemm) take at most this many bytes per element

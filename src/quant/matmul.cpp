@@ -13,7 +13,7 @@ namespace {
 
 constexpr KernelTable kNoKernels{};
 
-// The kernels written for an instruction set. The NEON sets have none yet and run the scalar ones.
+// The kernels written for an instruction set.
 const KernelTable& table_of(Isa isa) noexcept {
   switch (isa) {
     case Isa::Scalar:
@@ -21,6 +21,11 @@ const KernelTable& table_of(Isa isa) noexcept {
 #if defined(__x86_64__)
     case Isa::Avx2:
       return avx2_table();
+#elif defined(__aarch64__)
+    case Isa::Neon:
+      return neon_table();
+    case Isa::NeonDot:
+      return neon_dot_table();
 #endif
     default:
       return kNoKernels;
