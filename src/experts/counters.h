@@ -51,7 +51,7 @@ struct LatencyCounts {
 struct Counters {
   UseCounts first;             // the first decode token
   UseCounts steady;            // all later ones
-  uint64_t uses_expected = 0;  // U = sum over steps of rows * sum_l n_used
+  uint64_t uses_expected = 0;  // U: rows * n_used over all layers of all steps
   uint64_t steps = 0;
   uint64_t tokens = 0;  // decode rows
   ReadCounts demand, spec, fill, prompt, ple;

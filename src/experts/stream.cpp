@@ -19,11 +19,14 @@ int pool_threads(int depth) noexcept {
   return std::max(depth, 8);
 }
 
-// Parts in flight: a whole layer's demand of one row, or a prompt's depth, whichever is more. More
-// rows only make the queue hand them over in turns.
+// Reads in flight: the whole demand of a layer for as many rows as a decode step usually has at
+// most, or a prompt's depth, whichever is more. What exceeds it is handed over in turns.
 size_t backend_capacity(const Geometry& geometry, int depth) noexcept {
+  constexpr int kRows = 8;
   int most = depth;
-  for (const LayerGeometry& layer : geometry.layers) most = std::max(most, layer.n_used);
+  for (const LayerGeometry& layer : geometry.layers) {
+    most = std::max(most, std::min(layer.n_expert, kRows * layer.n_used));
+  }
   return static_cast<size_t>(most) * kMaxParts;
 }
 
@@ -74,9 +77,10 @@ class ExpertStream final : public Stream {
   // A decode step in progress; joins the counters when it is complete.
   struct Step {
     UseCounts uses;
-    uint64_t experts_read = 0;
-    int next_layer = 0;
-    int rows = 0;
+    uint64_t expected = 0;      // rows * n_used, summed over the layers begun
+    uint64_t experts_read = 0;  // for demand
+    int rows = 0;               // the most of any layer
+    bool first_layer_begun = false;
   };
 
   void register_arena();
@@ -288,14 +292,13 @@ void ExpertStream::open_layer(int index, int rows, const RouteRule& rule, Phase 
     fail(ErrorKind::Internal, "stream: layer {} begun with {} rows, {} experts used", index, rows,
          rule.n_used);
   }
-  // A step that was abandoned half-way (an error, a cancelled request) is not counted.
-  if (phase == Phase::Prompt || index < step_.next_layer) step_ = {};
   if (phase == Phase::Decode) {
-    if (index != step_.next_layer || (index > 0 && rows != step_.rows)) {
-      fail(ErrorKind::Internal, "stream: layer {} with {} rows begun out of turn", index, rows);
-    }
-    step_.next_layer = index + 1;
-    step_.rows = rows;
+    // A step that meets the first layer again was abandoned half-way (an error, a cancelled
+    // request) and is not counted. Later layers may recur: a draft block runs once per draft.
+    if (index == 0 && step_.first_layer_begun) step_ = {};
+    step_.first_layer_begun |= index == 0;
+    step_.rows = std::max(step_.rows, rows);
+    step_.expected += static_cast<uint64_t>(rows) * static_cast<uint64_t>(rule.n_used);
   }
   open_ = true;
   layer_ = index;
@@ -318,6 +321,7 @@ void ExpertStream::route(const float* logits, int rows, const RouteRule& rule, P
     int32_t* ids = ids_.data() + row * n_used;
     if (!route_row({logits + row * n_expert, n_expert}, rule, probabilities_.data(), ids,
                    weights_.data() + row * n_used)) {
+      step_ = {};
       fail(ErrorKind::Numeric, "the router of layer {} gave values that are not finite",
            geometry_.layers[static_cast<size_t>(layer_)].layer);
     }
@@ -547,18 +551,17 @@ void ExpertStream::copy_io_counters() {
 
 void ExpertStream::end_step(int rows) {
   end();
-  const uint64_t expected = static_cast<uint64_t>(rows) * shape_.cycle();
-  const bool complete =
-      static_cast<size_t>(step_.next_layer) == geometry_.layers.size() && step_.rows == rows;
-  if (!complete || step_.uses.total() != expected || step_.experts_read != step_.uses.miss_issued) {
-    fail(ErrorKind::Internal,
-         "counters do not close: step of {} rows, {} layers; {} uses of {} expected (arena {}, "
-         "missed {} + {}), {} experts read",
-         rows, step_.next_layer, step_.uses.total(), expected, step_.uses.arena,
-         step_.uses.miss_issued, step_.uses.miss_joined, step_.experts_read);
+  if (step_.uses.total() != step_.expected || step_.experts_read != step_.uses.miss_issued ||
+      step_.rows > rows) {
+    fail(
+        ErrorKind::Internal,
+        "counters do not close: step of {} rows, layers of up to {}; {} uses of {} expected (arena "
+        "{}, missed {} + {}), {} experts read",
+        rows, step_.rows, step_.uses.total(), step_.expected, step_.uses.arena,
+        step_.uses.miss_issued, step_.uses.miss_joined, step_.experts_read);
   }
   (counters_.steps == 0 ? counters_.first : counters_.steady) += step_.uses;
-  counters_.uses_expected += expected;
+  counters_.uses_expected += step_.expected;
   ++counters_.steps;
   counters_.tokens += static_cast<uint64_t>(rows);
   if (counters_.first.total() + counters_.steady.total() != counters_.uses_expected) {
