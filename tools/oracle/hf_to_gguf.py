@@ -68,7 +68,7 @@ RANDOM: dict[str, dict[str, Any]] = {
         "indexer_budget": 512,
         "indexer_compress_ratio": 4,
         "ple_layer_ids": [2],
-        "ple_embed_dim": 512,
+        "ple_embed_dim": 256,
         "ple_conv_kernel_size": 4,
         "ngram_size": 3,
         "heads_per_ngram": 4,
