@@ -62,16 +62,16 @@ def all_f32(name: str, data: np.ndarray) -> QuantType:
 def dense_quant(matrix_type: QuantType = QuantType.Q8_0, plain_type: QuantType = QuantType.F32,
                 overrides: Mapping[str, QuantType] | None = None) -> TypePolicy:
     """The usual policy: matrices in ``matrix_type``; vectors, convolutions, routers, write-back weights and the small
-    ssm matrices in ``plain_type``. ``overrides`` maps a part of a tensor name to its type (first match)."""
+    ssm matrices in ``plain_type``. ``overrides`` maps a part of a matrix' name to its type (first match)."""
     keep = ("ssm_alpha", "ssm_beta", "ffn_gate_inp", "_inject", "conv1d")
 
     def policy(name: str, data: np.ndarray) -> QuantType:
+        if data.ndim < 2:
+            return plain_type
         for part, kind in (overrides or {}).items():
             if part in name:
                 return kind
-        if data.ndim < 2 or any(part in name for part in keep):
-            return plain_type
-        return matrix_type
+        return plain_type if any(part in name for part in keep) else matrix_type
 
     return policy
 
