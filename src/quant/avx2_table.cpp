@@ -10,6 +10,7 @@ const KernelTable& avx2_table() noexcept {
     add_avx2_floats(t);
     add_avx2_small(t);
     add_avx2_k(t);
+    add_avx2_iq(t);
     add_avx2_activations(t);
     return t;
   }();

@@ -40,6 +40,7 @@ const KernelTable& avx2_table() noexcept;
 void add_avx2_floats(KernelTable& table) noexcept;
 void add_avx2_small(KernelTable& table) noexcept;
 void add_avx2_k(KernelTable& table) noexcept;
+void add_avx2_iq(KernelTable& table) noexcept;
 void add_avx2_activations(KernelTable& table) noexcept;
 #elif defined(__aarch64__)
 const KernelTable& neon_table() noexcept;
