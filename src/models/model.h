@@ -99,14 +99,12 @@ struct Batch {
   float* hidden = nullptr;  // [tokens][n_hidden], what draft() takes; null when not wanted
 };
 
-inline constexpr int kMaxStepRows = 8;
+using LoadProgress = std::function<void(uint64_t done, uint64_t total)>;
 
-using Progress = std::function<void(uint64_t done, uint64_t total)>;
-
-// A look at intermediate values, for tests: what, layer (-1: not of a layer), first row's position,
-// values [rows][width].
-using Tap = std::function<void(std::string_view what, int layer, int64_t position, int rows,
-                               int width, const float* values)>;
+// A look at intermediate values, for tests: what, layer (-1: not of a layer), the token's position,
+// its values.
+using Tap = std::function<void(std::string_view what, int layer, int64_t position,
+                               std::span<const float> values)>;
 
 class Model {
  public:
@@ -116,12 +114,14 @@ class Model {
   // The trunk's MoE layers in order, then the draft block's if there is one.
   virtual const experts::Geometry& experts() const = 0;
   virtual const TableGeometry* table() const = 0;  // null: none
-  virtual MemoryNeeds needs(const StateOptions& options, int64_t prompt_chunk) const = 0;
+  virtual MemoryNeeds needs(const StateOptions& options, int64_t prompt_chunk,
+                            int n_threads = 1) const = 0;
 
   // The pool is kept and must outlive the model. Throws Error(Io) naming tensor and offset.
-  virtual void load(ThreadPool& pool, DenseMode mode, const Progress& progress) = 0;
-  // The n-gram table's rows; required before forward() when table() is not null.
-  virtual void attach_table(experts::RowStore& rows) = 0;
+  virtual void load(ThreadPool& pool, DenseMode mode, const LoadProgress& progress) = 0;
+  // The reader of the n-gram table's rows, if table() is not null. Without it they are taken from
+  // the file's mapping.
+  virtual void attach_table(experts::RowStore* rows) = 0;
   virtual std::unique_ptr<State> new_state(const StateOptions& options) const = 0;
 
   // Runs the tokens from state.position() on and advances the state. logits: [n_vocab] floats for
@@ -144,7 +144,7 @@ class Model {
   virtual void draft(State& state, experts::Stream& stream, std::span<const int32_t> tokens,
                      const float* hidden, float* logits, float* hidden_out) = 0;
 
-  // Scratch taken for prompts is given back to the system.
+  // Drops the scratch taken for prompts: it is given back to the system.
   virtual void release_prompt_scratch() = 0;
   virtual void set_tap(Tap tap) = 0;
 };

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,10 +13,14 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
+#include "ops/attention.h"
+#include "quant/matmul.h"
 
 namespace penstock::models {
 
-enum class KvType : uint8_t { F32, F16 };
+using ops::KvType;
+
+inline constexpr int kMaxStepRows = 8;  // of Model::step()
 
 struct StateOptions {
   int64_t n_ctx = 4096;
@@ -39,7 +44,8 @@ struct StateShape {
   int ple_rows = 0;  // history of the n-gram embedding's convolution
   int ple_width = 0;
   int n_vocab = 0;
-  Sha256 model_id{};  // of the file, and of what changes a state's meaning
+  quant::Precision precision{};
+  std::function<Sha256()> model_id;  // asked for when a state is saved or restored
   bool recurrent() const noexcept;
 };
 
@@ -67,12 +73,12 @@ class State {
   };
   // A header with the model's identity, then the parts. restore() throws Error(Format) naming what
   // does not match and leaves the state reset.
-  uint64_t saved_bytes(Parts parts) const;
+  uint64_t saved_bytes(Parts parts) const noexcept;
   void save(Parts parts, FunctionRef<void(std::span<const std::byte>)> sink) const;
   void restore(FunctionRef<void(std::span<std::byte>)> source, const std::string& name);
 
-  static uint64_t kv_bytes(const StateShape& shape, const StateOptions& options);
-  static uint64_t fixed_bytes(const StateShape& shape);
+  static uint64_t kv_bytes(const StateShape& shape, const StateOptions& options) noexcept;
+  static uint64_t fixed_bytes(const StateShape& shape) noexcept;
 
   // For the models.
   struct Layer {
@@ -86,13 +92,14 @@ class State {
     float* recurrent = nullptr;     // [recurrent]
     float* replay_held = nullptr;   // [kMaxStepRows][replay_width]
   };
-  Layer& layer(int index) noexcept { return layers_[static_cast<size_t>(index)]; }
+  const Layer& layer(int index) const noexcept { return layers_[static_cast<size_t>(index)]; }
+  ops::KvCache cache(int index) const noexcept;
   const StateShape& shape() const noexcept { return shape_; }
   const StateOptions& options() const noexcept { return options_; }
-  float* ple() noexcept { return ple_; }            // [ple_rows][ple_width], oldest first
-  float* ple_held() noexcept { return ple_held_; }  // [kMaxStepRows][ple_width]
+  float* ple() const noexcept { return ple_; }            // [ple_rows][ple_width], oldest first
+  float* ple_held() const noexcept { return ple_held_; }  // [kMaxStepRows][ple_width]
   std::span<const int32_t> held_tokens() const noexcept { return held_tokens_; }
-  // Throws unless `rows` tokens fit, all ids are in range and nothing is pending or broken.
+  // Throws unless the tokens fit, all ids are in range and nothing is pending or broken.
   void check_ready(std::span<const int32_t> tokens) const;
   void begin_change() noexcept { broken_ = true; }  // until one of the following
   void append(std::span<const int32_t> tokens);
@@ -101,6 +108,12 @@ class State {
   void set_draft_position(int64_t position) noexcept { draft_position_ = position; }
 
  private:
+  template <typename Visit>
+  void each_part(Parts parts, int64_t position, int64_t draft_position, Visit visit) const;
+  bool is_draft(size_t layer) const noexcept {
+    return layer >= static_cast<size_t>(shape_.n_trunk);
+  }
+
   StateShape shape_;
   StateOptions options_;
   Mapping kv_, fixed_;

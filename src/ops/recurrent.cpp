@@ -41,6 +41,22 @@ void push_history(float* history, int64_t n_rows, const Rows& x) {
   }
 }
 
+void mean_blocks(Context& context, const float* history, const Rows& x, int64_t first,
+                 int64_t block, const Rows& y) {
+  const Kernels& kernel = kernels();
+  const int64_t first_block = first / block;
+  for_ranges(context.pool, y.count, block * x.width, [&](int64_t begin, int64_t end, int) {
+    for (int64_t b = begin; b < end; ++b) {
+      const float* rows[kMaxBlock];
+      for (int64_t i = 0; i < block; ++i) {
+        const int64_t row = (first_block + b) * block + i - first;
+        rows[i] = row >= 0 ? x[row] : history + (block - 1 + row) * x.width;
+      }
+      kernel.mean_rows(rows, block, y[b], x.width);
+    }
+  });
+}
+
 // log1p(y) = 2 atanh(y / (2 + y)), y in (0, 1]: the argument is at most 1/3, its series in double.
 float softplus(float x) noexcept {
   if (x > 20.0f || std::isnan(x)) return x;

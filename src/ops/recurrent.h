@@ -25,6 +25,13 @@ void causal_conv(Context& context, const Convolution& conv, const float* history
 // The history after `x`: its last rows, older ones moving up.
 void push_history(float* history, int64_t n_rows, const Rows& x);
 
+inline constexpr int kMaxBlock = 256;  // tokens of a block of sparse attention
+
+// Means of the complete blocks of `block` consecutive rows that end within x, whose first row is at
+// position `first`; rows before it come from `history` ([block - 1][width], oldest first).
+void mean_blocks(Context& context, const float* history, const Rows& x, int64_t first,
+                 int64_t block, const Rows& y);
+
 // spec/qwen4exp.md §2
 struct DeltaShape {
   int64_t n_k_head = 0;

@@ -1,0 +1,35 @@
+// Routed experts through the stream, and the shared expert, which is computed while the routed ones
+// are being read (spec/qwen4exp.md §5, spec/moe-architectures.md §1.4-1.5).
+#pragma once
+
+#include "models/binder.h"
+#include "models/run.h"
+
+namespace penstock::models {
+
+class MoeBlock {
+ public:
+  // `geometry`: the block's expert banks go to its end, at index().
+  MoeBlock(Binder& binder, const Config& config, int block, uint32_t first_shard,
+           experts::Geometry* geometry);
+  MoeBlock(const MoeBlock&) = delete;
+  MoeBlock& operator=(const MoeBlock&) = delete;
+
+  int index() const noexcept { return index_; }
+  void extend(Extents* extents) const noexcept;
+  // x: the block's input, y: its output, [rows][n_embd]; `position` is the first row's, for taps.
+  void forward(Run& run, const ops::Rows& x, const ops::Rows& y, int64_t position) const;
+
+ private:
+  void shared(Run& run, int64_t n_rows) const;
+  void sort_pairs(Run& run, const experts::Routing& routing, int64_t n_rows) const;
+  void compute(Run& run, std::span<const experts::ReadyExpert> batch) const;
+
+  int block_, index_ = 0;
+  experts::LayerGeometry bank_;
+  experts::RouteRule rule_;
+  ops::Matrix router_;
+  ops::Matrix shared_gate_, shared_up_, shared_down_, shared_scale_;
+};
+
+}  // namespace penstock::models

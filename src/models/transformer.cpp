@@ -1,0 +1,281 @@
+#include "models/transformer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "quant/codec.h"
+
+namespace penstock::models {
+
+Transformer::Transformer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {
+  const Config& config = parts_->config;
+  shape_.n_trunk = config.n_trunk;
+  shape_.n_vocab = config.n_vocab;
+  shape_.precision = parts_->options.precision;
+  const auto account = [&](const Block& block) {
+    shape_.layers.push_back(block.attention ? block.attention->state_shape()
+                                            : block.delta->state_shape());
+    if (block.attention) block.attention->extend(&extents_);
+    if (block.delta) block.delta->extend(&extents_);
+    block.moe->extend(&extents_);
+    if (!block.ngram) return;
+    block.ngram->extend(&extents_);
+    shape_.ple_rows = block.ngram->conv_history();
+    shape_.ple_width = config.n_wide();
+  };
+  for (const Block& block : parts_->blocks) account(block);
+  if (parts_->draft) {
+    account(parts_->draft->block);
+    extents_.draft = true;
+  }
+  extents_.n_in = std::max({extents_.n_in, int64_t{config.n_wide()}, int64_t{config.hc_rank},
+                            extents_.draft ? 2 * int64_t{config.n_embd} : 0});
+  const std::shared_ptr<const gguf::Model> file = parts_->sources.trunk;
+  struct Identity {
+    std::once_flag once;
+    Sha256 value{};
+  };
+  shape_.model_id = [file, identity = std::make_shared<Identity>()] {
+    std::call_once(identity->once, [&] { identity->value = file->model_id(); });
+    return identity->value;
+  };
+  info_.architecture = config.architecture;
+  info_.n_layer = config.n_trunk;
+  info_.n_embd = config.n_embd;
+  info_.n_hidden = parts_->hidden_before_head ? config.n_wide() : config.n_embd;
+  info_.n_vocab = config.n_vocab;
+  info_.n_context_trained = config.n_context;
+  for (const Block& block : parts_->blocks) {
+    ++(block.attention ? info_.n_attention_layers : info_.n_recurrent_layers);
+  }
+  info_.has_draft = parts_->draft != nullptr;
+  info_.unused_tensors = parts_->unused;
+}
+
+ops::WorkspaceLimits Transformer::workspace_limits() const noexcept {
+  return {extents_.n_in, parts_->config.head_dim, extents_.heads_per_kv, parts_->config.delta.dim};
+}
+
+MemoryNeeds Transformer::needs(const StateOptions& options, int64_t prompt_chunk,
+                               int n_threads) const {
+  const auto scratch = [&](int64_t rows) {
+    ops::Layout layout;
+    const Buffers counted(layout, parts_->config, extents_, rows, options.n_ctx);
+    return layout.bytes();
+  };
+  MemoryNeeds needs;
+  needs.dense = parts_->store.copied_bytes() + parts_->store.made_bytes();
+  needs.mapped = parts_->store.copied_bytes();
+  needs.kv = State::kv_bytes(shape_, options);
+  needs.state = State::fixed_bytes(shape_);
+  needs.scratch_decode =
+      scratch(kMaxStepRows) + ops::Workspace::bytes(workspace_limits(), n_threads);
+  needs.scratch_prompt = prompt_chunk > kMaxStepRows ? scratch(prompt_chunk) : 0;
+  needs.logits = static_cast<uint64_t>(info_.n_vocab) * sizeof(float);
+  return needs;
+}
+
+void Transformer::load(ThreadPool& pool, DenseMode mode, const LoadProgress& progress) {
+  pool_ = &pool;
+  parts_->store.load(mode, progress);
+  workspace_ = std::make_unique<ops::Workspace>(workspace_limits(), pool.size());
+}
+
+void Transformer::attach_table(experts::RowStore* rows) {
+  for (Block& block : parts_->blocks) {
+    if (block.ngram) block.ngram->attach(rows);
+  }
+}
+
+std::unique_ptr<State> Transformer::new_state(const StateOptions& options) const {
+  return std::make_unique<State>(shape_, options);
+}
+
+Buffers& Transformer::buffers_for(int64_t rows, int64_t n_ctx) {
+  Scratch& scratch = rows <= kMaxStepRows ? decode_ : prompt_;
+  if (scratch.buffers && scratch.buffers->n_rows >= rows && scratch.n_ctx >= n_ctx) {
+    return *scratch.buffers;
+  }
+  scratch.n_ctx = std::max(scratch.n_ctx, n_ctx);
+  const int64_t n_rows = std::max<int64_t>(rows, kMaxStepRows);
+  scratch.buffers.reset();
+  scratch.memory = {};
+  ops::Layout counted;
+  Buffers(counted, parts_->config, extents_, n_rows, scratch.n_ctx);
+  scratch.memory = Mapping(counted.bytes(), Pages::Huge);
+  ops::Layout layout(scratch.memory.data());
+  scratch.buffers =
+      std::make_unique<Buffers>(layout, parts_->config, extents_, n_rows, scratch.n_ctx);
+  return *scratch.buffers;
+}
+
+void Transformer::release_prompt_scratch() {
+  prompt_ = {};
+}
+
+std::span<const int32_t> Transformer::recent(const State& state, std::span<const int32_t> tokens) {
+  const std::span<const int32_t> before = state.tokens();
+  const size_t n =
+      parts_->config.ngram
+          ? std::min(before.size(), static_cast<size_t>(parts_->config.ngram->ngram_size - 1))
+          : 0;
+  recent_.assign(before.end() - static_cast<std::ptrdiff_t>(n), before.end());
+  recent_.insert(recent_.end(), tokens.begin(), tokens.end());
+  return recent_;
+}
+
+void Transformer::prefetch(const State& state, int32_t token) {
+  if (!parts_->config.ngram || token < 0 || token >= info_.n_vocab) return;
+  const std::span<const int32_t> history = recent(state, {&token, 1});
+  int64_t* ids = buffers_for(1, state.capacity()).ngram.ids;
+  for (const Block& block : parts_->blocks) {
+    if (block.ngram) block.ngram->prefetch(history, 1, ids);
+  }
+}
+
+void Transformer::embed(Run& run, const Embedding& embedding, std::span<const int32_t> tokens,
+                        const ops::Rows& x) const {
+  const gguf::Tensor& tensor = *embedding.tensor;
+  const std::byte* rows = embedding.file->data(tensor);
+  ops::for_ranges(run.ops.pool, x.count, x.width, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      const auto token = static_cast<uint64_t>(tokens[static_cast<size_t>(r)]);
+      quant::decode_row(tensor.type, rows + token * tensor.row_bytes, x[r], x.width);
+    }
+  });
+}
+
+// Rows before first_ffn_row are not needed after this block: its feed-forward part, which has no
+// state, is left out for them.
+void Transformer::run_block(Run& run, const Block& block, int index, int64_t first_ffn_row) const {
+  Buffers& b = run.buffers;
+  const ops::Rows residual = b.residual.first(run.rows);
+  const ops::Rows x = b.x.first(run.rows), y = b.y.first(run.rows);
+  const ops::Rows inject = b.inject.first(run.rows);
+  block.mixer->read(run, residual, x, inject);
+  run.show("mixer_in", index, run.first, x);
+  run.show("mixer_inject", index, run.first, inject);
+  b.x_acts.set(x);
+  if (block.attention) {
+    block.attention->forward(run);
+  } else {
+    block.delta->forward(run);
+  }
+  block.mixer->write(run, y, inject, residual);
+
+  const int64_t n = run.rows - first_ffn_row;
+  if (n > 0) {
+    const ops::Rows part = residual.from(first_ffn_row, n);
+    block.moe_mixer->read(run, part, x.first(n), inject.first(n));
+    run.show("moe_in", index, run.first + first_ffn_row, x.first(n));
+    run.show("moe_inject", index, run.first + first_ffn_row, inject.first(n));
+    block.moe->forward(run, x.first(n), y.first(n), run.first + first_ffn_row);
+    block.moe_mixer->write(run, y.first(n), inject.first(n), part);
+    run.show("residual", index, run.first + first_ffn_row, part);
+  }
+}
+
+void Transformer::head(Run& run, const Batch& batch, float* logits) {
+  Buffers& b = run.buffers;
+  const bool after = batch.hidden != nullptr && !parts_->hidden_before_head;
+  const int64_t n_logits = batch.logits == Logits::None   ? 0
+                           : batch.logits == Logits::Last ? 1
+                                                          : run.rows;
+  const int64_t n = after ? run.rows : n_logits;
+  if (batch.hidden != nullptr && parts_->hidden_before_head) {
+    const int64_t width = info_.n_hidden;
+    ops::copy(run.ops, b.residual.first(run.rows), {batch.hidden, width, run.rows, width});
+  }
+  if (n == 0) return;
+  const ops::Rows x = b.x.first(n);
+  parts_->head_mixer->read(run, b.residual.from(run.rows - n, n), x, {});
+  run.show("head_in", -1, run.first + run.rows - n, x);
+  if (after) ops::copy(run.ops, x, {batch.hidden, info_.n_hidden, n, info_.n_hidden});
+  if (n_logits == 0) return;
+  b.x_acts.set(x.from(n - n_logits, n_logits));
+  run.products(b.x_acts, {{&parts_->output, {logits, info_.n_vocab, n_logits, info_.n_vocab}}});
+}
+
+void Transformer::run_batch(State& state, experts::Stream& stream, const Batch& batch, bool keep,
+                            float* logits) {
+  if (workspace_ == nullptr) fail(ErrorKind::Internal, "the model was not loaded");
+  const auto rows = static_cast<int64_t>(batch.tokens.size());
+  Buffers& buffers = buffers_for(rows, state.capacity());
+  Run run{{*pool_, *workspace_, parts_->options.precision},
+          buffers,
+          state,
+          stream,
+          batch.phase,
+          state.position(),
+          rows,
+          keep,
+          tap_};
+  if (parts_->config.ngram) {
+    const std::span<const int32_t> history = recent(state, batch.tokens);
+    for (const Block& block : parts_->blocks) {
+      if (block.ngram) block.ngram->prefetch(history, rows, buffers.ngram.ids);
+    }
+  }
+  const ops::Rows residual = buffers.residual.first(rows);
+  if (parts_->config.n_streams == 1) {
+    embed(run, parts_->embedding, batch.tokens, residual);
+  } else {
+    embed(run, parts_->embedding, batch.tokens, buffers.x.first(rows));
+    ops::spread(run.ops, buffers.x.first(rows), parts_->config.n_streams, residual);
+  }
+  parts_->rope.angles(run.ops, run.first, 1, buffers.angles.cosine.first(rows),
+                      buffers.angles.sine.first(rows));
+  const int n_blocks = static_cast<int>(parts_->blocks.size());
+  for (int i = 0; i < n_blocks; ++i) {
+    const Block& block = parts_->blocks[static_cast<size_t>(i)];
+    if (block.ngram) block.ngram->forward(run);
+    int64_t first_ffn_row = 0;
+    if (i == n_blocks - 1 && batch.hidden == nullptr && batch.logits != Logits::All) {
+      first_ffn_row = batch.logits == Logits::Last ? rows - 1 : rows;
+    }
+    run_block(run, block, i, first_ffn_row);
+  }
+  head(run, batch, logits);
+}
+
+void Transformer::forward(State& state, experts::Stream& stream, const Batch& batch,
+                          float* logits) {
+  state.check_ready(batch.tokens);
+  state.begin_change();
+  run_batch(state, stream, batch, true, logits);
+  state.append(batch.tokens);
+  if (batch.phase == experts::Phase::Decode) {
+    stream.end_step(static_cast<int>(batch.tokens.size()));
+  }
+}
+
+void Transformer::step(State& state, experts::Stream& stream, const Batch& batch, float* logits) {
+  state.check_ready(batch.tokens);
+  if (batch.tokens.size() > kMaxStepRows) {
+    fail(ErrorKind::Internal, "a step of {} rows; at most {} can be held", batch.tokens.size(),
+         kMaxStepRows);
+  }
+  run_batch(state, stream, batch, false, logits);
+  state.hold(batch.tokens);
+  if (batch.phase == experts::Phase::Decode) {
+    stream.end_step(static_cast<int>(batch.tokens.size()));
+  }
+}
+
+void Transformer::commit(State& state, int n) {
+  if (n < 0 || n > state.pending()) {
+    fail(ErrorKind::Internal, "{} of {} held rows are to be kept", n, state.pending());
+  }
+  if (n > 0) {
+    ops::Context context{*pool_, *workspace_, parts_->options.precision};
+    for (const Block& block : parts_->blocks) {
+      if (block.attention) block.attention->commit(state, n);
+      if (block.delta) block.delta->commit(context, state, n);
+      if (block.ngram) block.ngram->commit(state, n);
+    }
+  }
+  state.settle(n);
+}
+
+}  // namespace penstock::models
