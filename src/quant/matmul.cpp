@@ -137,6 +137,10 @@ Isa best_isa() noexcept {
   return best;
 }
 
+bool isa_available(Isa isa) noexcept {
+  return cpu_has(isa);
+}
+
 Isa current_isa() noexcept {
   return isa_in_force().load(std::memory_order_relaxed);
 }

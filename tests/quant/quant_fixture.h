@@ -75,6 +75,49 @@ inline void put_random_scale(Rng& rng, uint8_t* p) {
   std::memcpy(p, &bits, 2);
 }
 
+// Gives a block of any contents finite scales.
+inline void put_random_scales(Rng& rng, TypeId type, uint8_t* block) {
+  switch (type) {
+    case TypeId::Q4_1:
+    case TypeId::Q5_1:
+    case TypeId::Q4_K:
+    case TypeId::Q5_K:
+      put_random_scale(rng, block);
+      put_random_scale(rng, block + 2);
+      break;
+    case TypeId::Q2_K:
+      put_random_scale(rng, block + 80);
+      put_random_scale(rng, block + 82);
+      break;
+    case TypeId::Q3_K:
+      put_random_scale(rng, block + 108);
+      break;
+    case TypeId::Q6_K:
+      put_random_scale(rng, block + 208);
+      break;
+    case TypeId::TQ2_0:
+      put_random_scale(rng, block + 64);
+      break;
+    case TypeId::IQ1_M: {
+      uint8_t scale[2];
+      put_random_scale(rng, scale);
+      for (int k = 0; k < 4; ++k) {
+        const int nibble = (scale[k / 2] >> (4 * (k % 2))) & 15;
+        block[49 + 2 * k] = static_cast<uint8_t>((block[49 + 2 * k] & 15) | nibble << 4);
+      }
+      break;
+    }
+    case TypeId::MXFP4:
+      block[0] = static_cast<uint8_t>(rng() % 140);
+      break;
+    case TypeId::NVFP4:
+      break;
+    default:
+      put_random_scale(rng, block);
+      break;
+  }
+}
+
 // Random blocks of a quantised type: every code, sub-scale and sign can occur, scales are finite.
 inline std::vector<uint8_t> random_blocks(Rng& rng, TypeId type, int64_t n) {
   const gguf::TypeInfo& info = gguf::type_info(type);
@@ -84,45 +127,7 @@ inline std::vector<uint8_t> random_blocks(Rng& rng, TypeId type, int64_t n) {
     uint8_t* block = out.data() + at;
     const uint64_t extreme = rng() % 16;  // now and then all codes at one end
     if (extreme < 2) std::memset(block, extreme ? 0xff : 0, info.block_bytes);
-    switch (type) {
-      case TypeId::Q4_1:
-      case TypeId::Q5_1:
-      case TypeId::Q4_K:
-      case TypeId::Q5_K:
-        put_random_scale(rng, block);
-        put_random_scale(rng, block + 2);
-        break;
-      case TypeId::Q2_K:
-        put_random_scale(rng, block + 80);
-        put_random_scale(rng, block + 82);
-        break;
-      case TypeId::Q3_K:
-        put_random_scale(rng, block + 108);
-        break;
-      case TypeId::Q6_K:
-        put_random_scale(rng, block + 208);
-        break;
-      case TypeId::TQ2_0:
-        put_random_scale(rng, block + 64);
-        break;
-      case TypeId::IQ1_M: {
-        uint8_t scale[2];
-        put_random_scale(rng, scale);
-        for (int k = 0; k < 4; ++k) {
-          const int nibble = (scale[k / 2] >> (4 * (k % 2))) & 15;
-          block[49 + 2 * k] = static_cast<uint8_t>((block[49 + 2 * k] & 15) | nibble << 4);
-        }
-        break;
-      }
-      case TypeId::MXFP4:
-        block[0] = static_cast<uint8_t>(rng() % 140);
-        break;
-      case TypeId::NVFP4:
-        break;
-      default:
-        put_random_scale(rng, block);
-        break;
-    }
+    put_random_scales(rng, type, block);
   }
   return out;
 }
