@@ -68,9 +68,10 @@ function(penstock_test room)
   endforeach()
   target_link_libraries(${room}_test PRIVATE ${ARG_LIBS})
   target_include_directories(${room}_test PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  # PENSTOCK_EMULATED: programs run slowly, so tests repeat less; they skip nothing.
   target_compile_definitions(${room}_test PRIVATE
     PENSTOCK_SOURCE_DIR="${PROJECT_SOURCE_DIR}" PENSTOCK_BINARY_DIR="${CMAKE_BINARY_DIR}"
-    $<$<BOOL:${CMAKE_CROSSCOMPILING}>:PENSTOCK_EMULATED>)  # slow: tests repeat less, and skip nothing
+    $<$<BOOL:${CMAKE_CROSSCOMPILING}>:PENSTOCK_EMULATED>)
   # Discovery at test time: building needs no run of a cross-compiled or sanitized program.
   gtest_discover_tests(${room}_test DISCOVERY_MODE PRE_TEST TEST_PREFIX "${room}."
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${room})
