@@ -42,6 +42,7 @@ void add_avx2_small(KernelTable& table) noexcept;
 void add_avx2_k(KernelTable& table) noexcept;
 void add_avx2_iq(KernelTable& table) noexcept;
 void add_avx2_activations(KernelTable& table) noexcept;
+void encode_q2_0_avx2(const float* in, uint8_t* out, int64_t n, const float* importance) noexcept;
 #elif defined(__aarch64__)
 const KernelTable& neon_table() noexcept;
 const KernelTable& neon_dot_table() noexcept;

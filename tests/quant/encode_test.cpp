@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "quant/codec.h"
+#include "quant/matmul.h"
 #include "quant_fixture.h"
 
 namespace penstock::quant {
@@ -164,6 +165,29 @@ TEST(EncodeQ2_0, SpecialBlocks) {
       for (const float y : round_trip(TypeId::Q2_0, x, importance)) EXPECT_TRUE(std::isfinite(y));
     }
   }
+}
+
+TEST(EncodeQ2_0, SameBytesInEveryIsa) {
+  Rng rng(17);
+  const Isa before = current_isa();
+  for (const Shape shape : {Shape::Gaussian, Shape::StudentT4}) {
+    const std::vector<float> x = draw(rng, shape, 64 * 2000),
+                             w = draw(rng, Shape::Gaussian, 64 * 2000);
+    std::vector<float> importance(w.size());
+    for (size_t i = 0; i < w.size(); ++i) importance[i] = std::abs(w[i]);
+    for (const float* p :
+         {static_cast<const float*>(nullptr), static_cast<const float*>(importance.data())}) {
+      std::vector<uint8_t> expected(18 * 2000), out(18 * 2000);
+      ASSERT_TRUE(set_isa(Isa::Scalar));
+      encode_row(TypeId::Q2_0, x.data(), expected.data(), static_cast<int64_t>(x.size()), p);
+      for (const Isa isa : {Isa::Avx2, Isa::Neon, Isa::NeonDot}) {
+        if (!set_isa(isa)) continue;
+        encode_row(TypeId::Q2_0, x.data(), out.data(), static_cast<int64_t>(x.size()), p);
+        EXPECT_EQ(out, expected) << isa_name(isa);
+      }
+    }
+  }
+  set_isa(before);
 }
 
 TEST(EncodeQ2_0, GoldenBlock) {
