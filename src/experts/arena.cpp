@@ -7,19 +7,13 @@
 #include "base/clock.h"
 
 namespace penstock::experts {
-namespace {
-
-constexpr uint64_t kMaxRange = (uint64_t{1} << 30) - 1;  // io_uring registers at most 1 GiB at once
-
-}  // namespace
-
-Arena::Arena(const ArenaShape& shape, double huge_seconds) {
+Arena::Arena(const ArenaShape& shape, double huge_seconds, uint64_t max_range) {
   uint64_t offset = 0;
   uint32_t first = 0;
   uint32_t range = 0;
   const auto add = [&](uint64_t n, uint64_t slot_bytes) {
     if (n == 0) return;
-    const uint64_t per_range = std::max<uint64_t>(1, kMaxRange / slot_bytes);
+    const uint64_t per_range = std::max<uint64_t>(1, max_range / slot_bytes);
     groups_.push_back({first, static_cast<uint32_t>(n), offset, slot_bytes,
                        static_cast<uint32_t>(per_range), range});
     offset += n * slot_bytes;

@@ -14,9 +14,12 @@ namespace penstock::experts {
 
 class Arena {
  public:
+  // io_uring registers at most 1 GiB at once.
+  static constexpr uint64_t kMaxRange = (uint64_t{1} << 30) - 1;
+
   // Maps and faults in every slot: on huge pages until `huge_seconds` have passed, the rest on 4
   // KiB pages; none on huge pages with 0. Slots are numbered as Residency numbers them.
-  Arena(const ArenaShape& shape, double huge_seconds);
+  Arena(const ArenaShape& shape, double huge_seconds, uint64_t max_range = kMaxRange);
 
   std::byte* slot(int32_t id) const noexcept {
     const Group& group = group_of(static_cast<uint32_t>(id));
@@ -29,8 +32,8 @@ class Arena {
   uint64_t bytes() const noexcept { return mapping_.size(); }
   uint64_t huge() const noexcept { return huge_; }  // measured
 
-  // Ranges of whole slots, each under 1 GiB, to register with io_uring; and the index of the range
-  // that holds a slot.
+  // Ranges of whole slots, each of at most max_range bytes, to register with io_uring; and the
+  // index of the range that holds a slot.
   std::vector<MemoryRange> ranges() const;
   int32_t range_of(int32_t id) const noexcept;
 

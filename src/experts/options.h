@@ -32,7 +32,7 @@ struct StreamOptions {
   bool alias = false;            // every (layer, expert) shares a few slots filled once: for
                                  // measuring compute alone, the output is meaningless
   // Wraps the backend in use; for fault injection by tests. May be empty.
-  std::function<std::unique_ptr<IoBackend>(std::unique_ptr<IoBackend>)> decorate;
+  std::function<std::unique_ptr<IoBackend>(std::unique_ptr<IoBackend>)> decorate = {};
 
   int transit_slots() const noexcept { return 2 * depth; }
 };

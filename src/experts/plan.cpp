@@ -10,6 +10,8 @@ namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kGiB = uint64_t{1} << 30;
+constexpr uint64_t kLeastSlack = 64 * kMiB;       // automatic memory
+constexpr uint64_t kLeastChosenSlack = 4 * kMiB;  // a size or slot count was given
 
 std::vector<std::pair<const char*, uint64_t>> term_rows(const PlanTerms& t) {
   return {{"dense", t.dense},
@@ -74,7 +76,7 @@ std::string table(const Plan& plan) {
   return text;
 }
 
-// The three ways out, each with the number to type and whether it is enough on its own.
+// Three ways out, each with the number to type and whether it is enough on its own.
 std::string remedies(const PlanRequest& request, const Plan& plan, uint64_t shortfall) {
   const auto smaller = [&](const char* flag, int now, uint64_t unit, int least) {
     if (unit == 0 || now <= least) {
@@ -93,6 +95,13 @@ std::string remedies(const PlanRequest& request, const Plan& plan, uint64_t shor
   constexpr int kLeastChunk = 16;
   std::string third;
   const uint64_t floor = plan.hard_floor;
+  const uint64_t kept = plan.fuse + plan.margin;
+  const uint64_t free = plan.available > kept ? plan.available - kept : 0;
+  ArenaShape smallest = plan.shape;
+  share_slots(smallest, floor, request.depth, request.transit);
+  const uint64_t others = plan.peak_prefill - plan.slack - plan.arena;
+  const uint64_t least = others + smallest.arena_bytes() +
+                         slack_for(others + smallest.arena_bytes(), kLeastChosenSlack);
   if (request.arena_slots && *request.arena_slots > floor) {
     const uint64_t slot = plan.shape.largest_slot();
     const uint64_t fewer = slot == 0 ? 0 : (shortfall + slot - 1) / slot;
@@ -101,18 +110,15 @@ std::string remedies(const PlanRequest& request, const Plan& plan, uint64_t shor
                         *request.arena_slots - std::min(fewer, most), *request.arena_slots,
                         bytes_and_mib(std::min(fewer, most) * slot),
                         fewer > most ? ", not enough alone" : "");
-  } else if (request.memory && plan.available > plan.fuse + plan.margin &&
-             *request.memory > plan.available - plan.fuse - plan.margin) {
-    third = fmt::format("--memory {}M, the most that is free here",
-                        (plan.available - plan.fuse - plan.margin) / kMiB);
-  } else if (request.memory) {
-    third = fmt::format("--memory {}M or more, as far as the machine has it; or a pruned model",
-                        (*request.memory + shortfall + kMiB - 1) / kMiB);
+  } else if (request.memory && free >= least) {
+    third = *request.memory > free
+                ? fmt::format("--memory {}M, the most that is free here", free / kMiB)
+                : fmt::format("--memory {}M or more", (least + kMiB - 1) / kMiB);
   } else {
     third = fmt::format(
-        "a model pruned to smaller or fewer experts: even the smallest arena, {} "
-        "slots, takes {}; or free {} on this machine",
-        floor, bytes_and_mib(plan.arena), bytes_and_mib(shortfall));
+        "a model pruned to smaller or fewer experts, or free {} on this machine: "
+        "with the smallest arena, {} slots, {} are needed",
+        bytes_and_mib(least > free ? least - free : shortfall), floor, bytes_and_mib(least));
   }
   return fmt::format(
       "  1. {}\n  2. {}\n  3. {}",
@@ -170,7 +176,7 @@ Plan make_plan(const PlanRequest& request) {
   set_budget(request, plan);
 
   const bool chosen = request.memory.has_value() || request.arena_slots.has_value();
-  const uint64_t least_slack = chosen ? 4 * kMiB : 64 * kMiB;
+  const uint64_t least_slack = chosen ? kLeastChosenSlack : kLeastSlack;
   const uint64_t others = sum_of(plan.terms);
   if (request.arena_slots) {
     if (*request.arena_slots < plan.hard_floor) {

@@ -26,7 +26,7 @@ struct RowStoreOptions {
   IoMode io = IoMode::Auto;
   int depth = 32;            // blocks being read at once
   uint32_t n_blocks = 1024;  // recent blocks kept
-  std::function<std::unique_ptr<IoBackend>(std::unique_ptr<IoBackend>)> decorate;
+  std::function<std::unique_ptr<IoBackend>(std::unique_ptr<IoBackend>)> decorate = {};
 };
 
 class RowStore {

@@ -269,6 +269,7 @@ void ExpertStream::fill_alias() {
     arrived_.clear();
     alias_.push_back(static_cast<int32_t>(share));
   }
+  copy_io_counters();
 }
 
 Routing ExpertStream::begin(int index, const float* logits, int rows, const RouteRule& rule,

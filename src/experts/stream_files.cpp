@@ -18,7 +18,9 @@ namespace penstock::experts {
 namespace {
 
 constexpr uint64_t kProbeBytes = 16 << 10;
-constexpr uint64_t kProbeSpacing = 1 << 20;
+constexpr uint64_t kProbeSpacing = 8 << 20;
+// The kernel drops only whole folios, which may be as large as a huge page.
+constexpr uint64_t kDropBytes = 2 * kHugePageSize;
 constexpr int kProbePlaces = 4;
 constexpr uint32_t kMaxAlignment = kPageSize;  // that of the memory read into
 
@@ -68,9 +70,10 @@ std::optional<uint64_t> cached_pages(int fd, uint64_t offset, uint64_t bytes) {
                                              [](unsigned char page) { return (page & 1) != 0; }));
 }
 
-void drop_pages(int fd, uint64_t offset, uint64_t bytes) {
-  const auto from = static_cast<off_t>(offset);
-  const auto length = static_cast<off_t>(bytes);
+// Drops what the page cache holds around `offset`.
+void drop_pages(int fd, uint64_t offset) {
+  const auto from = static_cast<off_t>(round_down(offset, kHugePageSize));
+  const auto length = static_cast<off_t>(kDropBytes);
   // Pages of a file that was just written are dirty and would survive the advice.
   ::sync_file_range(
       fd, from, length,
@@ -116,7 +119,7 @@ struct Verdict {
 Evidence observe(int direct_fd, int buffered_fd, std::byte* buffer, uint64_t offset,
                  uint64_t file_bytes, int* error) {
   *error = 0;
-  drop_pages(buffered_fd, offset, kProbeBytes);
+  drop_pages(buffered_fd, offset);
   const std::optional<uint64_t> before = cached_pages(buffered_fd, offset, kProbeBytes);
   if (read_once(direct_fd, buffer, kProbeBytes, offset) < 0) {
     *error = errno;
@@ -128,10 +131,10 @@ Evidence observe(int direct_fd, int buffered_fd, std::byte* buffer, uint64_t off
   // never issue one; it must only not be mistaken for proof, so its pages go away again.
   const uint64_t odd = std::min<uint64_t>(100, file_bytes - offset);
   const bool odd_refused = read_once(direct_fd, buffer + 1, odd, offset + 1) < 0;
-  drop_pages(buffered_fd, offset, kProbeBytes);
+  drop_pages(buffered_fd, offset);
   const bool control = read_once(buffered_fd, buffer, kProbeBytes, offset) > 0 &&
                        cached_pages(buffered_fd, offset, kProbeBytes).value_or(0) != 0;
-  drop_pages(buffered_fd, offset, kProbeBytes);
+  drop_pages(buffered_fd, offset);
   if (!stayed_empty) return Evidence::Buffered;
   return control || odd_refused ? Evidence::Direct : Evidence::None;
 }

@@ -18,12 +18,12 @@ namespace penstock::experts::test {
 
 struct Faults {
   uint32_t seed = 1;
-  double hold = 0;                 // chance that a result is kept back at each look
-  bool reorder = false;            // results in random order
-  double short_reads = 0;          // chance that a read ends early, what follows being rubbish
-  double transient = 0;            // chance of EAGAIN or EINTR
-  std::map<uint64_t, int> errors;  // errno of the n-th read submitted, counted from 1
-  int always = 0;                  // errno of every read from `always_from` on
+  double hold = 0;                      // chance that a result is kept back at each look
+  bool reorder = false;                 // results in random order
+  double short_reads = 0;               // chance that a read ends early, what follows being rubbish
+  double transient = 0;                 // chance of EAGAIN or EINTR
+  std::map<uint64_t, int> errors = {};  // errno of the n-th read submitted, counted from 1
+  int always = 0;                       // errno of every read from `always_from` on
   uint64_t always_from = 1;
 };
 
