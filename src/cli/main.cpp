@@ -75,7 +75,10 @@ int main(int argc, char** argv) {
       }
     }
     if (help->parsed()) {
-      const CLI::App* about = topic.empty() ? &app : app.get_subcommand_no_throw(topic);
+      const CLI::App* about = topic.empty() ? &app : nullptr;
+      for (const CLI::App* command : app.get_subcommands(nullptr)) {
+        if (command->get_name() == topic) about = command;
+      }
       if (about == nullptr) fail(ErrorKind::Usage, "there is no command '{}'", topic);
       std::fputs(about->help().c_str(), stdout);
       return 0;
