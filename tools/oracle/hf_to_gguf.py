@@ -81,6 +81,14 @@ RANDOM: dict[str, dict[str, Any]] = {
 }
 
 
+# Blocks add less than the residual stream holds and routers are decided, as in trained models: with
+# all gains 1 the network amplifies rounding until every comparison measures that alone.
+GAINS = {
+    "ffn_gate_inp": 3.0,
+    **dict.fromkeys(["attn_output", "ssm_out", "ffn_down_exps", "ffn_down_shexp", "ple_value"], 0.4),
+}
+
+
 def random_tensor(name: str, dims: list[int], seed: int, logit_spread: float) -> np.ndarray:
     """Gaussian values by the tensor's role; the same name, dims and seed give the same values."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -97,7 +105,7 @@ def random_tensor(name: str, dims: list[int], seed: int, logit_spread: float) ->
         return np.float32(0.4) * x
     if component in ("token_embd", "per_layer_token_embd"):
         return x
-    gain = logit_spread if component == "output" else 1.5 if component == "ffn_gate_inp" else 1.0
+    gain = GAINS.get(component, 1.0) if component != "output" else logit_spread
     return x * np.float32(gain / np.sqrt(dims[0]))
 
 

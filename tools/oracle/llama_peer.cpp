@@ -1,6 +1,6 @@
 // llama.cpp as a peer: a small server of logits and timings on standard input and output.
 //
-//   llama_peer MODEL.gguf [--threads N] [--batch N] [--ctx N] [--kv f32|f16] [--fa] [--no-repack] [--all-logits] [--verbose]
+//   llama_peer MODEL.gguf [--threads N] [--batch N] [--ctx N] [--kv f32|f16] [--fa off|on|auto] [--no-repack] [--all-logits] [--verbose]
 //
 // One model, one context. Commands, one a line; each is answered by one line, `ok ...` or `error ...`:
 //   logits IDS_FILE OUT_FILE CHUNK   feeds the ids from an empty cache in chunks, writes f32 [n, n_vocab]
@@ -31,7 +31,7 @@ struct Options {
   uint32_t batch = 512;
   uint32_t ctx = 4096;
   ggml_type kv = GGML_TYPE_F32;
-  bool flash = false;
+  llama_flash_attn_type flash = LLAMA_FLASH_ATTN_TYPE_DISABLED;
   bool repack = true;
   bool all_logits = false;
   bool verbose = false;
@@ -41,6 +41,12 @@ bool g_verbose = false;
 
 void log_line(ggml_log_level level, const char* text, void*) {
   if (g_verbose || level >= GGML_LOG_LEVEL_WARN) std::fputs(text, stderr);
+}
+
+llama_flash_attn_type flash_type(const std::string& word) {
+  if (word == "on") return LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  if (word == "auto") return LLAMA_FLASH_ATTN_TYPE_AUTO;
+  return LLAMA_FLASH_ATTN_TYPE_DISABLED;
 }
 
 Options parse(int argc, char** argv) {
@@ -57,7 +63,7 @@ Options parse(int argc, char** argv) {
     else if (a == "--batch") o.batch = static_cast<uint32_t>(std::stoul(value()));
     else if (a == "--ctx") o.ctx = static_cast<uint32_t>(std::stoul(value()));
     else if (a == "--kv") o.kv = value() == "f16" ? GGML_TYPE_F16 : GGML_TYPE_F32;
-    else if (a == "--fa") o.flash = true;
+    else if (a == "--fa") o.flash = flash_type(value());
     else if (a == "--no-repack") o.repack = false;
     else if (a == "--all-logits") o.all_logits = true;
     else if (a == "--verbose") o.verbose = true;
@@ -87,7 +93,7 @@ class Peer {
     cp.n_threads_batch = o.threads;
     cp.type_k = o.kv;
     cp.type_v = o.kv;
-    cp.flash_attn_type = o.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    cp.flash_attn_type = o.flash;
     ctx_ = llama_init_from_model(model_, cp);
     if (ctx_ == nullptr) throw std::runtime_error("cannot make a context");
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model_));
