@@ -34,7 +34,6 @@ constexpr const char* kFooter =
 int main(int argc, char** argv) {
   using namespace penstock;
   CLI::App app{kAbout, "penstock"};
-  app.footer(kFooter);
   app.require_subcommand(0, 1);
   app.fallthrough();
   app.get_formatter()->column_width(34);
@@ -56,6 +55,7 @@ int main(int argc, char** argv) {
   cli::add_tokenize(app, &action);
   cli::add_logits(app, &action);
   cli::add_synth(app, &action);
+  app.footer(kFooter);  // after the subcommands, which would inherit it
   std::string topic;
   CLI::App* help = app.add_subcommand("help", "how to use a command: penstock help run");
   help->add_option("command", topic, "the command to explain");

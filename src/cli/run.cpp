@@ -32,7 +32,8 @@ struct Flags {
   RuntimeFlags runtime;
   ChatFlags chat_flags;
   std::string prompt, file, ids, save, restore;
-  bool chat = false, ignore_eos = false, special = false, json = false, no_summary = false;
+  bool chat = false, interactive = false, ignore_eos = false, special = false, json = false,
+       no_summary = false;
   int64_t n_predict = -1;
   std::optional<float> temperature, top_p, min_p;
   std::optional<int> top_k;
@@ -125,7 +126,7 @@ class Runner {
   void report_plan() const;
   engine::GenerateResult answer(engine::Sampler& sampler, bool in_reasoning, bool chat);
   int finish(const engine::GenerateResult& result);
-  void print_json(const engine::GenerateResult& result) const;
+  void print_json(const engine::GenerateResult& result);
   const std::string& chat_source();
 
   const Flags& flags_;
@@ -190,7 +191,7 @@ engine::GenerateResult Runner::answer(engine::Sampler& sampler, bool in_reasonin
   return result;
 }
 
-void Runner::print_json(const engine::GenerateResult& result) const {
+void Runner::print_json(const engine::GenerateResult& result) {
   nlohmann::ordered_json out;
   out["text"] = result.text;
   out["tokens"] = result.tokens;
@@ -208,7 +209,7 @@ void Runner::print_json(const engine::GenerateResult& result) const {
                      {"seed", sampling_.seed}};
   out["timings"] = timings_json(session_, runtime_);
   out["counters"] = counters_json(runtime_);
-  out["plan"] = plan_json(runtime_);
+  out["plan"] = plan_json(session_);
   fmt::print("{}\n", out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
@@ -332,11 +333,8 @@ int Runner::run() {
   report_plan();
   sampling_ = sampler_options(flags_, runtime_.file().metadata());
   if (!flags_.ids.empty()) return complete(read_token_ids(flags_.ids));
-  const bool terminal = isatty(STDIN_FILENO) == 1;
-  if (flags_.prompt.empty() && flags_.file.empty() && (terminal || flags_.chat) &&
-      flags_.restore.empty()) {
-    return chat_interactive();
-  }
+  const bool no_prompt = flags_.prompt.empty() && flags_.file.empty() && flags_.restore.empty();
+  if (flags_.interactive || (no_prompt && isatty(STDIN_FILENO) == 1)) return chat_interactive();
   std::string prompt = flags_.prompt;
   if (prompt.empty() && (flags_.restore.empty() || !flags_.file.empty())) {
     prompt = read_text_file(flags_.file.empty() ? "-" : flags_.file);
@@ -351,6 +349,12 @@ int run_run(const Flags& flags) {
   }
   if (!flags.ids.empty() && (!flags.prompt.empty() || !flags.file.empty() || flags.chat)) {
     fail(ErrorKind::Usage, "--ids is a prompt of its own: leave -p, -f and --chat away");
+  }
+  if (flags.interactive && (!flags.prompt.empty() || !flags.file.empty() || !flags.ids.empty() ||
+                            !flags.restore.empty())) {
+    fail(ErrorKind::Usage,
+         "-i takes its messages from standard input: leave -p, -f, --ids and "
+         "--restore away");
   }
   if (flags.chat && !flags.restore.empty()) {
     fail(ErrorKind::Usage, "--restore continues token by token: it does not go with --chat");
@@ -381,6 +385,10 @@ void add_run(CLI::App& app, Action* action) {
   command->add_option("--ids", flags->ids, "file with the prompt as token ids; - for stdin")
       ->group("Prompt");
   command->add_flag("--chat", flags->chat, "the prompt is a message: apply the chat template")
+      ->group("Prompt");
+  command
+      ->add_flag("-i,--interactive", flags->interactive,
+                 "a conversation, line by line; what a terminal without a prompt gets")
       ->group("Prompt");
   command->add_option("--save", flags->save, "writes the state after the run to a file")
       ->group("Prompt");

@@ -53,7 +53,6 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   const engine::LoadReport& load = runtime.load();
   const Counters counters = runtime.counters();
   const experts::Plan& plan = runtime.plan();
-  const Footprint memory = footprint();
 
   std::string out;
   out += fmt::format("  {:<12}{:>8}{:>13}{:>12}\n", "phase", "tokens", "time", "tokens/s");
@@ -92,9 +91,10 @@ std::string summary_table(engine::Session& session, const std::string& end) {
       fmt::format("  arena       {} of {} experts ({:.1f} %), {}, {} of it on huge pages\n",
                   plan.slots(), plan.shape.n_experts(), share(plan.slots(), plan.shape.n_experts()),
                   format_bytes(plan.arena), format_bytes(load.arena_huge_bytes));
-  out += fmt::format("  memory      {} planned at the peak without slack, {} measured now\n",
-                     format_bytes(std::max(plan.peak_decode, plan.peak_prefill) - plan.slack),
-                     format_bytes(memory.total()));
+  const uint64_t planned = std::max(plan.peak_decode, plan.peak_prefill) - plan.slack;
+  out +=
+      fmt::format("  memory      {} planned at the peak, without slack; {} measured at the peak\n",
+                  format_bytes(planned), format_bytes(session.peak_footprint()));
   out += fmt::format("  compute     {} threads, {}, {} activations\n", runtime.options().threads,
                      quant::isa_name(quant::current_isa()),
                      runtime.options().precision == quant::Precision::Exact ? "f32" : "8-bit");
@@ -146,7 +146,8 @@ Json counters_json(const engine::Runtime& runtime) {
           {"dev_bytes", storage_bytes_read()}};
 }
 
-Json plan_json(const engine::Runtime& runtime) {
+Json plan_json(engine::Session& session) {
+  const engine::Runtime& runtime = session.runtime();
   const experts::Plan& plan = runtime.plan();
   Json terms;
   for (const auto& [name, bytes] : plan.rows()) terms[name] = bytes;
@@ -169,6 +170,7 @@ Json plan_json(const engine::Runtime& runtime) {
           {"arena_huge_bytes", runtime.load().arena_huge_bytes},
           {"measured",
            {{"footprint", memory.total()},
+            {"peak_footprint", session.peak_footprint()},
             {"anonymous", memory.anonymous},
             {"locked_file", memory.locked_file},
             {"peak_rss", memory.peak_rss}}}};

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/machine.h"
 
 namespace penstock::engine {
 namespace {
@@ -47,6 +48,17 @@ void Session::check_room(size_t n_tokens) const {
   }
 }
 
+uint64_t Session::peak_footprint() {
+  peak_footprint_ = std::max(peak_footprint_, footprint().total());
+  return peak_footprint_;
+}
+
+// Prompt scratch is at its largest now; then it goes back to the system.
+void Session::end_prefill() {
+  peak_footprint();
+  runtime_.model().release_prompt_scratch();
+}
+
 bool Session::prefill(std::span<const int32_t> tokens, const std::atomic<bool>* cancel) {
   check_room(tokens.size());
   const auto chunk = static_cast<size_t>(runtime_.options().prompt_chunk);
@@ -63,9 +75,9 @@ bool Session::prefill(std::span<const int32_t> tokens, const std::atomic<bool>* 
                              last ? logits_.data() : nullptr);
     done += n;
   }
-  runtime_.model().release_prompt_scratch();
   timings_.prefill_tokens += static_cast<int64_t>(done);
   timings_.prefill_s += seconds_since(started);
+  end_prefill();
   return done == tokens.size();
 }
 
@@ -88,7 +100,7 @@ void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
     std::memcpy(logits_.data(), all.data() + (n - 1) * n_vocab_, n_vocab_ * sizeof(float));
     done += n;
   }
-  runtime_.model().release_prompt_scratch();
+  end_prefill();
 }
 
 void Session::decode(int32_t token) {

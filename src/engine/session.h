@@ -76,9 +76,13 @@ class Session {
   void restore(const std::string& path);
 
   const Timings& timings() const noexcept { return timings_; }
+  // The largest footprint seen (spec/streaming.md §C.4), in bytes: sampled at the end of every
+  // prefill, before its scratch is given back, and by this call.
+  uint64_t peak_footprint();
 
  private:
   void check_room(size_t n_tokens) const;
+  void end_prefill();
 
   Runtime& runtime_;
   models::State& state_;
@@ -86,6 +90,7 @@ class Session {
   std::vector<float> logits_;
   std::vector<float> step_logits_;
   Timings timings_;
+  uint64_t peak_footprint_ = 0;
 };
 
 }  // namespace penstock::engine
