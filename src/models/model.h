@@ -75,7 +75,7 @@ struct MemoryNeeds {
   uint64_t kv = 0;      // keys, values and indexer keys for n_ctx tokens
   uint64_t state = 0;   // recurrent states, convolution windows, rows held for commit()
   uint64_t scratch_decode = 0;
-  uint64_t scratch_prompt = 0;  // for the chunk, on top of nothing: replaces scratch_decode
+  uint64_t scratch_prompt = 0;  // for the chunk, beside scratch_decode
   uint64_t logits = 0;          // one row
 };
 

@@ -44,6 +44,7 @@ Activations::Activations(Layout& layout, int64_t max_rows, int64_t width) : widt
 
 void Activations::set(Rows rows) noexcept {
   rows_ = rows;
+  width_ = rows.width;
   for (Form& form : forms_) form.made = false;
 }
 

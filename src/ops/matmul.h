@@ -29,7 +29,8 @@ class Activations {
   Activations() = default;
   Activations(Layout& layout, int64_t max_rows, int64_t width);
 
-  void set(Rows rows) noexcept;  // forgets the forms made so far
+  // At most max_rows rows, at most `width` wide. Forgets the forms made so far.
+  void set(Rows rows) noexcept;
   const Rows& rows() const noexcept { return rows_; }
   // The rows in the form that this type needs, made now if they were not yet.
   const void* const* form(Context& context, gguf::TypeId type);
