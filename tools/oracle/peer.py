@@ -94,7 +94,7 @@ def penstock_logits(program: Path, model: Path, ids: list[int], precision: str, 
     with tempfile.TemporaryDirectory() as folder:
         ids_file, out = Path(folder) / "ids", Path(folder) / "logits"
         ids_file.write_text(" ".join(map(str, ids)))
-        command = [str(program), "logits", str(model), "--ids", str(ids_file), "--all", "--out", str(out), "--precision", precision, *options]
+        command = [str(program), "logits", str(model), "--ids", str(ids_file), "--all", "--out", str(out), "--precision", precision, "--kv", "f32", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise PeerError(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-1500:]}")
