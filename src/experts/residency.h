@@ -64,7 +64,6 @@ class Residency {
   // The slot that the next eviction of this class would take, or kNoSlot.
   int32_t victim(uint32_t slot_class) const noexcept;
   uint64_t evictions() const noexcept { return evictions_; }
-  uint32_t first_slot(uint32_t slot_class) const noexcept { return first_[slot_class]; }
 
   static uint64_t memory_bytes(const Geometry& geometry, const ArenaShape& shape) noexcept;
 

@@ -11,27 +11,12 @@
 #include "experts/record.h"
 #include "experts/residency.h"
 #include "experts/route.h"
+#include "experts/stream_setup.h"
 
 namespace penstock::experts {
 namespace {
 
-int pool_threads(int depth) noexcept {
-  return std::max(depth, 8);
-}
-
-// Reads in flight: the whole demand of a layer for as many rows as a decode step usually has at
-// most, or a prompt's depth, whichever is more. What exceeds it is handed over in turns.
-size_t backend_capacity(const Geometry& geometry, int depth) noexcept {
-  constexpr int kRows = 8;
-  int most = depth;
-  for (const LayerGeometry& layer : geometry.layers) {
-    most = std::max(most, std::min(layer.n_expert, kRows * layer.n_used));
-  }
-  return static_cast<size_t>(most) * kMaxParts;
-}
-
 // A read's tag: the slot's generation, the part, the slot.
-constexpr int kSlotBits = 28;
 uint64_t make_tag(uint32_t gen, int part, int32_t slot) noexcept {
   return uint64_t{gen} << 32 | static_cast<uint64_t>(part) << kSlotBits |
          static_cast<uint64_t>(slot);
@@ -151,44 +136,6 @@ class ExpertStream final : public Stream {
   std::vector<uint64_t> layer_stall_ns_;
   Trace trace_;
 };
-
-void check_inputs(const Geometry& geometry, const StreamFiles& files, const ArenaShape& shape) {
-  if (shape.alignment != files.alignment()) {
-    fail(ErrorKind::Internal, "arena planned for alignment {}, files read with {}", shape.alignment,
-         files.alignment());
-  }
-  if (shape.slots() + shape.transit >= uint64_t{1} << kSlotBits) {
-    fail(ErrorKind::Unsupported, "{} slots", shape.slots());
-  }
-  if (shape.transit == 0 && !shape.holds_all()) {
-    fail(ErrorKind::Internal, "an arena that does not hold every expert needs transit slots");
-  }
-  for (const LayerGeometry& layer : geometry.layers) {
-    if (layer.n_used < 1 || layer.n_used > layer.n_expert || layer.n_expert >= 65536) {
-      fail(ErrorKind::Format, "layer {}: {} of {} experts used", layer.layer, layer.n_used,
-           layer.n_expert);
-    }
-    const RecordLayout layout = record_layout(layer, shape.alignment);
-    for (int p = 0; p < layout.n_parts; ++p) {
-      const PartRead last = part_read(layout, p, layer.n_expert - 1);
-      const uint64_t size = files.bytes(last.shard);
-      if (last.offset + last.needed > size) {
-        fail(ErrorKind::Format,
-             "{} ends at byte {}, but the experts of layer {} reach to byte {}; the file is "
-             "truncated: fetch it again",
-             files.path(last.shard), size, layer.layer, last.offset + last.needed);
-      }
-    }
-  }
-}
-
-std::vector<RecordLayout> layouts_of(const Geometry& geometry, uint32_t alignment) {
-  std::vector<RecordLayout> layouts;
-  for (const LayerGeometry& layer : geometry.layers) {
-    layouts.push_back(record_layout(layer, alignment));
-  }
-  return layouts;
-}
 
 std::unique_ptr<IoBackend> backend_for(const Geometry& geometry, const StreamFiles& files,
                                        const StreamOptions& options, IoReport* report) {
@@ -582,32 +529,6 @@ std::unique_ptr<Stream> make_stream(Geometry geometry, std::shared_ptr<const Str
                                     const ArenaShape& shape, const StreamOptions& options) {
   check_inputs(geometry, *files, shape);
   return std::make_unique<ExpertStream>(std::move(geometry), std::move(files), shape, options);
-}
-
-std::shared_ptr<const StreamFiles> open_expert_files(const Geometry& geometry, IoMode mode) {
-  std::vector<uint64_t> probe_at(geometry.shards.size(), 0);
-  for (const LayerGeometry& layer : geometry.layers) {
-    for (const MatrixGeometry* matrix : {&layer.gate, &layer.up, &layer.down}) {
-      probe_at.at(matrix->shard) = matrix->offset;
-    }
-  }
-  return StreamFiles::open(geometry.shards, mode, probe_at);
-}
-
-uint64_t stream_io_bytes(const Geometry& geometry, const StreamOptions& options) {
-  const size_t capacity = backend_capacity(geometry, options.depth);
-  return backend_bytes(capacity, pool_threads(options.depth)) +
-         ReadQueue::memory_bytes(capacity, capacity);
-}
-
-uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape) {
-  uint64_t n_expert = 0;
-  for (const LayerGeometry& layer : geometry.layers) {
-    n_expert = std::max(n_expert, static_cast<uint64_t>(layer.n_expert));
-  }
-  constexpr uint64_t kPerExpert = 256;  // lists of the current layer, probabilities, marks
-  return Residency::memory_bytes(geometry, shape) + n_expert * kPerExpert +
-         geometry.layers.size() * (sizeof(RecordLayout) + sizeof(uint64_t));
 }
 
 }  // namespace penstock::experts

@@ -152,7 +152,6 @@ Verdict probe(const File& direct, const File& buffered, uint64_t file_bytes, uin
     verdict.reason = fmt::format("{} offers no direct reads of {}", file_system, direct.path());
     return verdict;
   }
-  ::posix_fadvise(buffered.fd(), 0, 0, POSIX_FADV_RANDOM);  // no read-ahead beyond the place
   const Mapping buffer(2 * kProbeBytes, Pages::Small);
   bool seen_buffered = false;
   verdict.direct = true;
@@ -196,6 +195,8 @@ std::shared_ptr<const StreamFiles> StreamFiles::open(const std::vector<std::stri
   for (size_t i = 0; i < paths.size(); ++i) {
     File buffered = File::open_read(paths[i]);
     const uint64_t bytes = buffered.size();
+    // Buffered reads, the probe's too, fetch what is asked for and no more.
+    ::posix_fadvise(buffered.fd(), 0, 0, POSIX_FADV_RANDOM);
     struct statfs info {};
     if (::fstatfs(buffered.fd(), &info) != 0) {
       fail(ErrorKind::Io, "cannot statfs {}: {}", paths[i], errno_text(errno));
