@@ -100,7 +100,7 @@ TEST(ChatTemplate, ProvenanceSurvivesEveryOperation) {
             "[x>][U<X>][U<x>]");
   EXPECT_EQ(user("{{ s.replace('x', 'TRUSTED') }}"), "[U<][>]");
   EXPECT_EQ(user("{{ 'a-b' | replace('-', s) }}"), "[U<x>]");
-  EXPECT_EQ(user("{{ l | join('|') }}{{ '|'.join(l) }}"), "[a][b][a][b]");
+  EXPECT_EQ(user("{{ l | join('|') }}{{ '|'.join(l) }}"), "[a][ba][b]");
   EXPECT_EQ(user("{{ d | tojson }}-{{ d }}-{{ l }}"), "[k][v][k][v][a][b]");
   EXPECT_EQ(user("{{ m | indent(2) }}{{ p | trim }}{{ p.strip() }}"), "[one][twopadpad]");
   EXPECT_EQ(user("{% set x %}<{{ s }}>{% endset %}{{ x }}"), "[U<x>]");
