@@ -62,24 +62,22 @@ PENSTOCK_INLINE __m256 add_block(__m256 acc, __m256i sum, const Halves& scales, 
 // One block of 32 bytes of codes at a time.
 template <class P>
 void gemv_single(const MatmulTile& tile) noexcept {
-  const size_t ahead = 8 * tile.row_bytes;
   for (int64_t row = 0; row < tile.n_rows; row += 8) {
     const uint8_t* p[8];
     row_pointers(tile, row, p);
     for (int64_t t = 0; t < tile.n_tokens; ++t) {
       const Act32 act(tile.acts[t], tile.n_in);
       __m256 acc = _mm256_setzero_ps();
-      size_t at = 0;
-      for (int64_t k = 0; k < tile.n_in / 32; at += P::kBytes) {
-        const Halves scales = P::scales8(p, at);
+      Cursor cursor(tile.row_bytes);
+      for (int64_t k = 0; k < tile.n_in / 32; cursor.advance(P::kBytes)) {
+        const Halves scales = P::scales8(p, cursor.at());
         for (int part = 0; part < P::kParts; ++part, ++k) {
           const __m256i a = load256(act.codes + 32 * k);
-          __m256i v[8];
-          for (int r = 0; r < 8; ++r) {
-            if (part == 0) prefetch(p[r] + at, ahead);
-            v[r] = widen(multiply<P::kSigned>(P::load(p[r] + at, part), a));
-          }
-          acc = add_block<P>(acc, reduce8(v), scales, act.scales + k, act.sums + k);
+          const __m256i sum = reduce8([&](int r) __attribute__((always_inline)) {
+            if (part == 0) cursor.prefetch(p[r], 0);
+            return widen(multiply<P::kSigned>(P::load(p[r] + cursor.at(), part), a));
+          });
+          acc = add_block<P>(acc, sum, scales, act.scales + k, act.sums + k);
         }
       }
       store_lanes(tile.out[t] + row, acc, tile.n_rows - row);
@@ -89,19 +87,20 @@ void gemv_single(const MatmulTile& tile) noexcept {
 
 // Types of 16 bytes of nibbles per block: two blocks fill a vector, one in each half.
 template <class P>
-PENSTOCK_INLINE void pair_sums(const uint8_t* const* p, size_t at, size_t to_second, __m256i low8,
-                               __m256i high8, __m256i* sums) noexcept {
-  __m256i v[8], quad[2];
-  for (int r = 0; r < 8; ++r) {
+PENSTOCK_INLINE void pair_sums(const uint8_t* const* p, const Cursor& cursor, size_t to_second,
+                               __m256i low8, __m256i high8, __m256i* sums) noexcept {
+  __m256i quad[2];
+  const auto row = [&](int r) __attribute__((always_inline)) {
+    cursor.prefetch(p[r], 0);
     Codes low, high;
-    P::pair(p[r] + at, p[r] + at + to_second, low, high);
+    P::pair(p[r] + cursor.at(), p[r] + cursor.at() + to_second, low, high);
     const __m256i a = multiply<P::kSigned>(low, low8), b = multiply<P::kSigned>(high, high8);
-    v[r] = P::kSigned ? add32(widen(a), widen(b)) : add16(a, b);
-  }
+    return P::kSigned ? add32(widen(a), widen(b)) : add16(a, b);
+  };
   if constexpr (P::kSigned) {
-    fold_halves(v, quad);
+    fold_halves(row, quad);
   } else {
-    fold_halves16<P::kMaxCode * 127 * 2 * 2>(v, quad);
+    fold_halves16<P::kMaxCode * 127 * 2 * 2>(row, quad);
   }
   sums[0] = _mm256_permute2x128_si256(quad[0], quad[1], 0x20);
   sums[1] = _mm256_permute2x128_si256(quad[0], quad[1], 0x31);
@@ -109,7 +108,6 @@ PENSTOCK_INLINE void pair_sums(const uint8_t* const* p, size_t at, size_t to_sec
 
 template <class P>
 void gemv_pairs(const MatmulTile& tile) noexcept {
-  const size_t ahead = 8 * tile.row_bytes;
   const int64_t n_blocks = tile.n_in / 32;
   for (int64_t row = 0; row < tile.n_rows; row += 8) {
     const uint8_t* p[8];
@@ -118,23 +116,22 @@ void gemv_pairs(const MatmulTile& tile) noexcept {
       const Act32 act(tile.acts[t], tile.n_in);
       __m256 acc = _mm256_setzero_ps();
       __m256i sums[2];
-      size_t at = 0;
+      Cursor cursor(tile.row_bytes);
       int64_t k = 0;
-      for (; k + 1 < n_blocks; k += 2, at += 2 * P::kBytes) {
-        for (int r = 0; r < 8; ++r) prefetch(p[r] + at, ahead);
+      for (; k + 1 < n_blocks; k += 2, cursor.advance(2 * P::kBytes)) {
         const __m256i a = load256(act.codes + 32 * k), b = load256(act.codes + 32 * k + 32);
-        pair_sums<P>(p, at, P::kBytes, _mm256_permute2x128_si256(a, b, 0x20),
+        pair_sums<P>(p, cursor, P::kBytes, _mm256_permute2x128_si256(a, b, 0x20),
                      _mm256_permute2x128_si256(a, b, 0x31), sums);
         for (int i = 0; i < 2; ++i) {
-          acc = add_block<P>(acc, sums[i], P::scales8(p, at + i * P::kBytes), act.scales + k + i,
-                             act.sums + k + i);
+          acc = add_block<P>(acc, sums[i], P::scales8(p, cursor.at() + i * P::kBytes),
+                             act.scales + k + i, act.sums + k + i);
         }
       }
       if (k < n_blocks) {  // an odd last block, beside zeros
         const __m256i a = load256(act.codes + 32 * k);
-        pair_sums<P>(p, at, 0, _mm256_permute2x128_si256(a, a, 0x80),
+        pair_sums<P>(p, cursor, 0, _mm256_permute2x128_si256(a, a, 0x80),
                      _mm256_permute2x128_si256(a, a, 0x81), sums);
-        acc = add_block<P>(acc, sums[0], P::scales8(p, at), act.scales + k, act.sums + k);
+        acc = add_block<P>(acc, sums[0], P::scales8(p, cursor.at()), act.scales + k, act.sums + k);
       }
       store_lanes(tile.out[t] + row, acc, tile.n_rows - row);
     }
@@ -278,29 +275,26 @@ PENSTOCK_INLINE __m256i min_sums(const __m256i* mins, __m256i totals) noexcept {
     }
     return fold4(fold2(v[0], v[1], add32), fold2(v[2], v[3], add32), add32);
   } else {
-    __m256i v[8];
-    for (int r = 0; r < 8; ++r) v[r] = _mm256_madd_epi16(mins[r], totals);
-    return reduce8(v);
+    return reduce8([&](int r) { return _mm256_madd_epi16(mins[r], totals); });
   }
 }
 
 template <class P>
 void gemv_large(const MatmulTile& tile) noexcept {
-  const size_t ahead = 8 * tile.row_bytes;
   for (int64_t row = 0; row < tile.n_rows; row += 8) {
     const uint8_t* p[8];
     row_pointers(tile, row, p);
     for (int64_t t = 0; t < tile.n_tokens; ++t) {
       const Act256 act(tile.acts[t], tile.n_in);
       __m256 acc = _mm256_setzero_ps();
-      size_t at = 0;
-      for (int64_t k = 0; k < tile.n_in / 256; ++k, at += P::kBytes) {
+      Cursor cursor(tile.row_bytes);
+      for (int64_t k = 0; k < tile.n_in / 256; ++k, cursor.advance(P::kBytes)) {
         const int8_t* a = act.codes + 256 * k;
         const __m256i totals = even_odd(load256(act.sums + 16 * k));
         __m256i v[8], mins[8];
         for (int r = 0; r < 8; ++r) {
-          const uint8_t* block = p[r] + at;
-          for (size_t line = 0; line < P::kBytes; line += 64) prefetch(block + line, ahead);
+          const uint8_t* block = p[r] + cursor.at();
+          for (size_t line = 0; line < P::kBytes; line += 64) cursor.prefetch(p[r], line);
           const SubScales sub = P::sub_scales(block);
           __m256i sum = _mm256_setzero_si256();
           P::each32(
@@ -318,8 +312,9 @@ void gemv_large(const MatmulTile& tile) noexcept {
           if constexpr (P::kMins) mins[r] = sub.mins;
         }
         const __m256 d8 = _mm256_broadcast_ss(act.scales + k);
-        const Halves d = P::d8(p, at);
-        acc = _mm256_fmadd_ps(_mm256_mul_ps(d.first, d8), _mm256_cvtepi32_ps(reduce8(v)), acc);
+        const Halves d = P::d8(p, cursor.at());
+        const __m256i total = reduce8([&](int r) { return v[r]; });
+        acc = _mm256_fmadd_ps(_mm256_mul_ps(d.first, d8), _mm256_cvtepi32_ps(total), acc);
         if constexpr (P::kMins) {
           acc = _mm256_fnmadd_ps(_mm256_mul_ps(d.second, d8),
                                  _mm256_cvtepi32_ps(min_sums<P>(mins, totals)), acc);

@@ -221,8 +221,9 @@ PENSTOCK_INLINE void split_planes(const int8_t* codes, int64_t n, std::byte* out
   }
 }
 
-// Sums of 16 bytes of codes of one block, or of two, against their planes: lanes 0, 1 | 2, 3 hold
-// the sums of the first and second 32 elements of the first block, 4, 5 | 6, 7 of the second.
+// Sums of 16 bytes of codes of one block, or of two, against their planes: the 32-bit lanes 0, 1
+// and 2, 3 hold int16 pairs of the first and second 32 elements of the first block, 4..7 of the
+// second.
 PENSTOCK_INLINE __m256i q2_0_sums(__m256i bytes, const std::byte* planes) noexcept {
   const __m256i three = _mm256_set1_epi8(3);
   __m256i lanes = _mm256_maddubs_epi16(_mm256_and_si256(bytes, three), load256(planes));
@@ -230,34 +231,34 @@ PENSTOCK_INLINE __m256i q2_0_sums(__m256i bytes, const std::byte* planes) noexce
     const __m256i code = _mm256_and_si256(_mm256_srli_epi16(bytes, 2 * k), three);
     lanes = _mm256_add_epi16(lanes, _mm256_maddubs_epi16(code, load256(planes + 32 * k)));
   }
-  return _mm256_madd_epi16(lanes, _mm256_set1_epi16(1));
+  return lanes;
 }
 
-// From v[r] as above: the sums of all rows for each of the four groups of 32 elements.
-PENSTOCK_INLINE void reduce_groups(const __m256i* v, __m256i* out) noexcept {
-  __m256i pair[4], quad[4];
-  for (int i = 0; i < 4; ++i) {  // rows i and i + 4: group 0 of both, then group 1 of both
-    const __m256 a = _mm256_castsi256_ps(v[i]), b = _mm256_castsi256_ps(v[i + 4]);
-    pair[i] = _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
-                               _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)));
+// From row(r) as above, before widening: the sums of all rows for each of the four groups of 32
+// elements. Lanes stay below 4 * 3 * 127 * 2, so the first additions fit int16.
+template <class Row>
+PENSTOCK_INLINE void fold_groups(Row row, __m256i* out) noexcept {
+  __m256i pair[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m256 a = _mm256_castsi256_ps(row(i)), b = _mm256_castsi256_ps(row(i + 4));
+    pair[i] = widen(add16(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
+                          _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd))));
   }
-  // pair[i]: (group 0, group 1) of row i, (group 0, group 1) of row i + 4; high half: groups 2, 3.
-  for (int i = 0; i < 2; ++i) {
-    quad[2 * i] = _mm256_unpacklo_epi32(pair[2 * i], pair[2 * i + 1]);
-    quad[2 * i + 1] = _mm256_unpackhi_epi32(pair[2 * i], pair[2 * i + 1]);
-  }
-  const __m256i group0_low = _mm256_unpacklo_epi64(quad[0], quad[2]);  // rows 0..3 of group 0 | 2
-  const __m256i group1_low = _mm256_unpackhi_epi64(quad[0], quad[2]);
-  const __m256i group0_high = _mm256_unpacklo_epi64(quad[1], quad[3]);  // rows 4..7
-  const __m256i group1_high = _mm256_unpackhi_epi64(quad[1], quad[3]);
-  out[0] = _mm256_permute2x128_si256(group0_low, group0_high, 0x20);
-  out[1] = _mm256_permute2x128_si256(group1_low, group1_high, 0x20);
-  out[2] = _mm256_permute2x128_si256(group0_low, group0_high, 0x31);
-  out[3] = _mm256_permute2x128_si256(group1_low, group1_high, 0x31);
+  // pair[i]: groups 0, 1 of row i, groups 0, 1 of row i + 4; in the high half groups 2, 3.
+  const __m256i a = _mm256_unpacklo_epi32(pair[0], pair[1]);
+  const __m256i b = _mm256_unpackhi_epi32(pair[0], pair[1]);
+  const __m256i c = _mm256_unpacklo_epi32(pair[2], pair[3]);
+  const __m256i d = _mm256_unpackhi_epi32(pair[2], pair[3]);
+  const __m256i even_low = _mm256_unpacklo_epi64(a, c), odd_low = _mm256_unpackhi_epi64(a, c);
+  const __m256i even_high = _mm256_unpacklo_epi64(b, d), odd_high = _mm256_unpackhi_epi64(b, d);
+  out[0] = _mm256_permute2x128_si256(even_low, even_high, 0x20);
+  out[1] = _mm256_permute2x128_si256(odd_low, odd_high, 0x20);
+  out[2] = _mm256_permute2x128_si256(even_low, even_high, 0x31);
+  out[3] = _mm256_permute2x128_si256(odd_low, odd_high, 0x31);
 }
 
 void gemv_q2_0(const MatmulTile& tile) noexcept {
-  const size_t ahead = 8 * tile.row_bytes;
+  const int64_t n_blocks = tile.n_in / 64;
   for (int64_t t = 0; t < tile.n_tokens; ++t) {
     const Act32 act(tile.acts[t], tile.n_in);
     split_planes(act.codes, tile.n_in, tile.scratch);
@@ -266,34 +267,33 @@ void gemv_q2_0(const MatmulTile& tile) noexcept {
       row_pointers(tile, row, p);
       const std::byte* planes = tile.scratch;
       __m256 acc = _mm256_setzero_ps();
-      const auto add_block = [&](const __m256i* sums, int64_t k, __m256 d)
+      Cursor cursor(tile.row_bytes);
+      const auto add_64 = [&](const __m256i* sums, int64_t k, size_t offset)
           __attribute__((always_inline)) {
+        const Halves d = Q2_0::scales8(p, cursor.at() + offset);
         for (int half = 0; half < 2; ++half) {
-          const __m256i sum = _mm256_sub_epi32(sums[half], _mm256_set1_epi32(act.sums[k + half]));
-          acc = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_broadcast_ss(act.scales + k + half)),
-                                _mm256_cvtepi32_ps(sum), acc);
+          acc = add_block<Q2_0>(acc, sums[half], d, act.scales + k + half, act.sums + k + half);
         }
       };
-      const int64_t n_blocks = tile.n_in / 64;
-      size_t at = 0;
-      __m256i v[8], sums[4];
-      for (int64_t k = 0; k + 1 < n_blocks; k += 2, at += 36, planes += 128) {
-        for (int r = 0; r < 8; ++r) {
-          prefetch(p[r] + at, ahead);
-          const __m256i bytes = _mm256_inserti128_si256(
-              _mm256_castsi128_si256(load128(p[r] + at + 2)), load128(p[r] + at + 20), 1);
-          v[r] = q2_0_sums(bytes, planes);
-        }
-        reduce_groups(v, sums);
-        add_block(sums, 2 * k, first_halves8(p, at));
-        add_block(sums + 2, 2 * k + 2, first_halves8(p, at + 18));
+      __m256i sums[4];
+      for (int64_t k = 0; k + 1 < n_blocks; k += 2, planes += 128, cursor.advance(36)) {
+        fold_groups(
+            [&](int r) __attribute__((always_inline)) {
+              cursor.prefetch(p[r], 0);
+              const uint8_t* x = p[r] + cursor.at();
+              return q2_0_sums(join(load128(x + 2), load128(x + 20)), planes);
+            },
+            sums);
+        add_64(sums, 2 * k, 0);
+        add_64(sums + 2, 2 * k + 2, 18);
       }
       if (n_blocks % 2 != 0) {
-        for (int r = 0; r < 8; ++r) {
-          v[r] = q2_0_sums(_mm256_set_m128i(_mm_setzero_si128(), load128(p[r] + at + 2)), planes);
-        }
-        reduce_groups(v, sums);
-        add_block(sums, 2 * (n_blocks - 1), first_halves8(p, at));
+        fold_groups(
+            [&](int r) __attribute__((always_inline)) {
+              return q2_0_sums(join(load128(p[r] + cursor.at() + 2), _mm_setzero_si128()), planes);
+            },
+            sums);
+        add_64(sums, 2 * (n_blocks - 1), 0);
       }
       store_lanes(tile.out[t] + row, acc, tile.n_rows - row);
     }
