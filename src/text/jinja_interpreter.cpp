@@ -473,7 +473,8 @@ Value Interpreter::call_builtin(const Function& function, const Args& args) {
     if (format.empty()) return make(Text());
     const std::time_t now = now_.value_or(std::time(nullptr));
     std::tm parts{};
-    localtime_r(&now, &parts);
+    // In UTC: the prompt must not depend on the environment's time zone.
+    gmtime_r(&now, &parts);
     std::array<char, 1024> buffer{};
     const size_t length = std::strftime(buffer.data(), buffer.size(), format.c_str(), &parts);
     if (length == 0) error("strftime_now() result too long");

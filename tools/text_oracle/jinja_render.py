@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Renders template cases with Jinja2, set up as `transformers` does for chat templates.
 
-Usage: jinja_render.py CASES.json < /dev/null > RESULTS.json
+Usage: jinja_render.py CASES.json > RESULTS.json
 A case is [template, variables]; a result is the text, or null where rendering fails. Needs
 Debian's python3-jinja2.
 """
@@ -39,7 +39,7 @@ def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)
 
 
 def strftime_now(form):
-    return datetime.datetime.fromtimestamp(NOW).strftime(form)
+    return datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc).strftime(form)
 
 
 @functools.lru_cache(None)
