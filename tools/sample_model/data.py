@@ -32,16 +32,33 @@ class Sequence:
 
 
 class Source:
-    """Draws reproducible sequences of a kind: a text domain or "tasks"."""
+    """Draws reproducible sequences of a kind: a text domain, "tasks" or "drill"."""
 
     def __init__(self, work: pathlib.Path) -> None:
         self.tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
         self.eos = self.tokenizer.token_to_id("<|endoftext|>")
+        self.newline = self.tokenizer.encode("\n").ids[0]
         self.text = {domain: np.load(work / f"{domain}.train.npy") for domain in corpus.DOMAINS}
 
     def draw(self, kind: str, length: int, seed: str) -> Sequence:
         rng = random.Random(seed)
-        return self._conversations(length, rng) if kind == "tasks" else self._window(kind, length, rng)
+        if kind == "tasks":
+            return self._conversations(length, rng)
+        return self._drill(length, rng) if kind == "drill" else self._window(kind, length, rng)
+
+    def _drill(self, length: int, rng: random.Random) -> Sequence:
+        """Copying practice: short runs of shuffled text tokens, each written two to four times; only repeats count."""
+        tokens: list[int] = []
+        weights: list[float] = []
+        while len(tokens) <= length:
+            text = self.text[rng.choice(corpus.DOMAINS)]
+            start = rng.randrange(len(text) - 400)
+            run = rng.sample(text[start:start + 400].tolist(), rng.randint(4, 32))
+            repeats = rng.randint(2, 4)
+            tokens += [*run, self.newline] * repeats
+            weights += [0.0] * (len(run) + 1) + [TEXT_WEIGHT] * (len(run) + 1) * (repeats - 1)
+        size = length + 1
+        return Sequence(np.array(tokens[:size]), np.array(weights[:size], np.float32), "drill")
 
     def _window(self, domain: str, length: int, rng: random.Random) -> Sequence:
         text = self.text[domain]

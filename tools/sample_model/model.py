@@ -57,6 +57,7 @@ class Config:
     ple_pad: int = 128
     eos: int = 4063
     context: int = 4096
+    recall_layers: tuple[int, ...] = (2, 5)
     sectioned_rope: tuple[int, int, int, int] = (6, 5, 5, 0)
 
     @property
@@ -205,6 +206,8 @@ class Qwen4Exp(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
         self._parameters_by_name: dict[str, nn.Parameter] = {}
         self._create()
+        for layer in config.recall_layers:
+            self.init_recall(layer)
         half = config.rope_dims // 2
         inverse = config.rope_base ** (-torch.arange(half, dtype=torch.float32) * 2 / config.rope_dims)
         angles = torch.arange(config.context, dtype=torch.float32)[:, None] * inverse
@@ -290,6 +293,29 @@ class Qwen4Exp(nn.Module):
             self[b + "ssm_conv1d.weight"][:, -1] += 1.0
         self._add(b + "ssm_norm.weight", c.gdn_dim, value=1.0)
         self._matrix(b + "ssm_out.weight", c.hidden, value, 0.5)
+
+    @torch.no_grad()
+    def init_recall(self, layer: int) -> list[str]:
+        """Makes a GDN layer an associative memory from each token to its successor, and returns what it changed.
+
+        Queries see the current token and keys the one before it, through the same projection; memories are long.
+        """
+        c = self.config
+        b, key = f"blk.{layer}.", c.gdn_k_heads * c.gdn_dim
+        names = [b + name for name in ("attn_qkv.weight", "ssm_conv1d.weight", "ssm_alpha.weight", "ssm_beta.weight",
+                                       "ssm_dt.bias", "ssm_a_log")]
+        qkv, conv, alpha, beta, dt, a_log = (self[name] for name in names)
+        qkv[:key] = torch.randn(key, c.hidden, generator=self.generator) * (2 / c.hidden**0.5)
+        qkv[key:2 * key] = qkv[:key]
+        conv.zero_()
+        conv[:, -1] = 1.0
+        conv[key:2 * key, -1] = 0.0
+        conv[key:2 * key, -2] = 1.0
+        alpha.zero_()
+        beta.zero_()
+        a_log.zero_()
+        dt.fill_(math.log(math.expm1(0.005)))
+        return names
 
     def __getitem__(self, name: str) -> nn.Parameter:
         return self._parameters_by_name[name]
@@ -495,4 +521,4 @@ class Qwen4Exp(nn.Module):
                 data = np.concatenate([part for part in parts if part is not None])
             else:
                 data = tensors[name]
-            parameter.copy_(torch.from_numpy(np.ascontiguousarray(data)).view(parameter.shape))
+            parameter.copy_(torch.tensor(data).view(parameter.shape))

@@ -26,15 +26,17 @@ import data
 import model as m
 import optimizer as opt
 
-# A step is these pairs of sequences; with long sequences the two of a pair take turns.
-PAIRS = (("tasks", "tasks"), ("scripture", "python"), ("tasks", "tasks"), ("manual", "python"),
-         ("tasks", "tasks"), ("manual", "scripture"))
+# A step is some of these pairs of sequences; with long sequences the two of a pair take turns. "drill" becomes "tasks" late.
+PAIRS = (("tasks", "drill"), ("scripture", "python"), ("tasks", "tasks"), ("drill", "tasks"),
+         ("tasks", "drill"), ("manual", "python"), ("tasks", "tasks"), ("drill", "tasks"),
+         ("tasks", "tasks"), ("manual", "scripture"), ("tasks", "drill"), ("tasks", "tasks"))
+DRILL_UNTIL = 0.82  # fraction of the time
 PAIRS_PER_STEP = 4  # the window of pairs moves on by so many every step
 TOKENS = 512  # of a pair
-LENGTHS = ((0.0, 256), (0.65, 512))  # (from this fraction of the time, tokens of a sequence)
+LENGTHS = ((0.0, 256), (0.88, 512))  # (from this fraction of the time, tokens of a sequence)
 MTP_EVERY = 4  # one pair in so many trains the MTP block
 WARMUP_STEPS = 15
-DECAY_FROM = 0.5  # fraction of the time after which the rate falls linearly
+DECAY_FROM = 0.78  # fraction of the time after which the rate falls linearly
 FINAL_RATE = 0.02
 DENSE_UNTIL = 0.08  # fraction of the time with dense attention
 INDEXER_WEIGHT = 0.1
@@ -54,7 +56,7 @@ class Shared:
     counts: Tensor  # [workers, blocks, X] expert uses of this step
     usage: Tensor  # [blocks, X] moving average of the shares
     balance: Tensor  # [blocks] weight of the balance loss
-    control: Tensor  # [4] step (from 1), rate, sparse?, length; a step of 0 ends the run
+    control: Tensor  # [5] step (from 1), rate, sparse?, length, drill?; a step of 0 ends the run
 
 
 def rate_at(fraction: float, step: int) -> float:
@@ -122,7 +124,7 @@ def work(rank: int, workers: int, args: argparse.Namespace, config: m.Config, sh
             keeper.begin_step()
             counter.value = 0
         barrier.wait()
-        step, rate, sparse, length = shared.control.tolist()
+        step, rate, sparse, length, drill = shared.control.tolist()
         if not step:
             return
         for gradient in gradients.values():
@@ -139,6 +141,8 @@ def work(rank: int, workers: int, args: argparse.Namespace, config: m.Config, sh
             kinds = PAIRS[number % len(PAIRS)]
             if length == TOKENS:
                 kinds = (kinds[int(step) % 2],)
+            if not drill:
+                kinds = ["tasks" if kind == "drill" else kind for kind in kinds]
             batch = [source.draw(kind, int(length), f"{args.seed}-{number}-{i}") for i, kind in enumerate(kinds)]
             with_mtp = (index + int(step)) % MTP_EVERY == 0
             (batch_loss(net, batch, shared, rank, with_mtp, bool(sparse)) / PAIRS_PER_STEP).backward()
@@ -173,10 +177,11 @@ class Keeper:
             return
         self.step += 1
         self.fraction = fraction
-        self.rate = rate_at(fraction, self.step)
+        self.rate = self.args.rate * rate_at(fraction, self.step)
         length = [tokens for start, tokens in LENGTHS if fraction >= start][-1]
         self.tokens += PAIRS_PER_STEP * TOKENS
-        self.shared.control.copy_(torch.tensor([self.step, self.rate, float(fraction >= DENSE_UNTIL), length]))
+        self.shared.control.copy_(torch.tensor([self.step, self.rate, float(fraction >= DENSE_UNTIL), length,
+                                                float(fraction < DRILL_UNTIL)], dtype=torch.float64))
 
     def end_step(self) -> None:
         shared = self.shared
@@ -224,10 +229,12 @@ def main() -> None:
     parser.add_argument("out", type=pathlib.Path, help="directory of checkpoints and log")
     parser.add_argument("--until", required=True, help="end of the run, UTC, YYYY-MM-DDTHH:MM")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=1.0, help="scales all learning rates")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--save-every", type=float, default=240, help="seconds")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--init-recall", action="store_true", help="with --resume: initialise the recall layers anew")
     parser.add_argument("--pid-file", type=pathlib.Path)
     args = parser.parse_args()
     args.deadline = time.mktime(time.strptime(args.until, "%Y-%m-%dT%H:%M")) - time.timezone
@@ -244,7 +251,7 @@ def main() -> None:
         opt.units(parameters), torch.zeros(args.workers, len(STATS)).share_memory_(),
         torch.zeros(args.workers, blocks, config.experts).share_memory_(),
         torch.full((blocks, config.experts), 1 / config.experts).share_memory_(),
-        torch.full((blocks,), 0.003).share_memory_(), torch.zeros(4, dtype=torch.float64).share_memory_())
+        torch.full((blocks,), 0.003).share_memory_(), torch.zeros(5, dtype=torch.float64).share_memory_())
     if args.resume:
         state = torch.load(args.out / "checkpoint.pt", weights_only=True)
         args.first_step, args.first_tokens, args.started = state["step"], state["tokens"], state["started"]
@@ -253,6 +260,15 @@ def main() -> None:
         for unit in shared.units:
             for mine, saved in zip(unit.state, state["optimizer"][unit.name]):
                 mine.copy_(saved)
+        if args.init_recall:
+            net.load_state_dict(state["model"])
+            changed = [name for layer in config.recall_layers for name in net.init_recall(layer)]
+            for name in changed:
+                parameters[name].copy_(net[name].detach())
+            for unit in shared.units:
+                if unit.name in changed:
+                    for tensor in unit.state:
+                        tensor.zero_()
         shared.usage.copy_(state["usage"])
         shared.balance.copy_(state["balance"])
     context = mp.get_context("spawn")
