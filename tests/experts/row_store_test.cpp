@@ -22,6 +22,7 @@ std::string write_table(const Directory& directory, uint64_t row_bytes, uint64_t
   AtomicFile out(path);
   out.write(bytes);
   out.commit();
+  written()[path] = std::move(bytes);
   return path;
 }
 
@@ -30,25 +31,24 @@ std::shared_ptr<const StreamFiles> open_table(const std::string& path, IoMode mo
   return StreamFiles::open({path}, mode, probe_at);
 }
 
-// Against plain reads of the same rows.
+// Against the bytes written.
 void expect_rows(RowStore& store, const std::string& path, const std::vector<int64_t>& rows) {
   const uint64_t n = store.table().row_bytes;
   std::vector<std::byte> got(rows.size() * n);
-  std::vector<std::byte> want(n);
   store.read(rows, got.data());
-  const File file = File::open_read(path);
+  const std::byte* table = written().at(path).data() + kOffset;
   for (size_t i = 0; i < rows.size(); ++i) {
-    file.read_at(kOffset + static_cast<uint64_t>(rows[i]) * n, want);
-    ASSERT_EQ(std::memcmp(got.data() + i * n, want.data(), n), 0) << rows[i];
+    ASSERT_EQ(std::memcmp(got.data() + i * n, table + static_cast<uint64_t>(rows[i]) * n, n), 0)
+        << rows[i];
   }
 }
 
 class RowStoreModes : public testing::TestWithParam<IoMode> {};
 
-TEST_P(RowStoreModes, RowsEqualPlainReads) {
+TEST_P(RowStoreModes, RowsAreTheBytesWritten) {
   const Directory directory;
   for (const uint64_t row_bytes : {90, 512, 4096, 5000}) {
-    const std::string path = write_table(directory, row_bytes, 3000);
+    const std::string path = write_table(directory, row_bytes, 1000);
     for (const bool faulty : {false, true}) {
       RowStoreOptions options;
       options.io = GetParam();
@@ -57,13 +57,13 @@ TEST_P(RowStoreModes, RowsEqualPlainReads) {
         options.decorate =
             with_faults({.hold = 0.5, .reorder = true, .short_reads = 0.3, .transient = 0.2});
       }
-      RowStore store(open_table(path, GetParam()), {0, kOffset, row_bytes, 3000}, options);
+      RowStore store(open_table(path, GetParam()), {0, kOffset, row_bytes, 1000}, options);
       std::mt19937 random(3);
-      expect_rows(store, path, {0, 2999, 1, 2998});
-      for (int i = 0; i < 20; ++i) {
+      expect_rows(store, path, {0, 999, 1, 998});
+      for (int i = 0; i < 10; ++i) {
         std::vector<int64_t> rows;
-        const size_t n = i == 7 ? 700 : 16;  // more than the ring holds, too
-        while (rows.size() < n) rows.push_back(static_cast<int64_t>(random() % 3000));
+        const size_t n = i == 7 ? 300 : 16;  // more than the ring holds, too
+        while (rows.size() < n) rows.push_back(static_cast<int64_t>(random() % 1000));
         rows.push_back(rows[0]);
         if (i % 2 == 0) store.prefetch(rows);
         expect_rows(store, path, rows);

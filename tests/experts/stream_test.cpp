@@ -42,7 +42,8 @@ std::vector<int> run_layer(Stream& stream, int index, const std::vector<float>& 
     const std::span<const ReadyExpert> batch = stream.next();
     if (batch.empty()) break;
     for (const ReadyExpert& ready : batch) {
-      expect_expert(stream.geometry(), index, ready);
+      EXPECT_TRUE(same_expert(stream.geometry(), index, ready.data, ready.expert))
+          << index << " " << ready.expert;
       order.push_back(ready.expert);
     }
   }
@@ -282,10 +283,10 @@ TEST(Stream, EverythingResidentReadsNothing) {
   const Geometry geometry = write_experts(directory, kMixed, 2);
   Opened s = open_stream(geometry, 1000);
   EXPECT_EQ(s.shape.transit, 0u);
-  random_work(*s.stream, 120);
+  random_work(*s.stream, 40);
   const ReadCounts before = s.stream->counters().demand;
   const uint64_t touched = s.stream->counters().prompt.reads;
-  random_work(*s.stream, 120);
+  random_work(*s.stream, 40);
   EXPECT_EQ(s.stream->counters().demand.reads, before.reads);
   EXPECT_EQ(s.stream->counters().prompt.reads, touched);
   EXPECT_EQ(s.stream->counters().evict_total, 0u);
@@ -446,9 +447,7 @@ TEST(Stream, AliasedExpertsNeedNoReadsAndHaveTheLayersBytes) {
           delivered.insert(ready.expert);
           bool known = false;
           for (int e = 0; e < layer.n_expert && !known; ++e) {
-            known = same_bytes(ready.data.gate, l, 0, static_cast<uint64_t>(e), layer.gate.bytes) &&
-                    same_bytes(ready.data.up, l, 1, static_cast<uint64_t>(e), layer.up.bytes) &&
-                    same_bytes(ready.data.down, l, 2, static_cast<uint64_t>(e), layer.down.bytes);
+            known = same_expert(geometry, static_cast<int>(l), ready.data, e);
           }
           EXPECT_TRUE(known);
         }
@@ -499,7 +498,7 @@ TEST(Stream, AFileThatShrinksWhileItIsReadIsAnIoError) {
 TEST(Stream, CountersAgreeWithTheKernelOnAColdFile) {
   const Directory directory;
   const Geometry geometry = write_experts(
-      directory, {{.n_expert = 32, .gate_bytes = 256 * 1024, .down_bytes = 256 * 1024}});
+      directory, {{.n_expert = 32, .gate_bytes = 64 * 1024, .down_bytes = 64 * 1024}});
   Opened s = open_stream(geometry, 8, {.depth = 2});
   if (!s.files->direct()) GTEST_SKIP() << "no direct reads on " << s.files->report().file_system;
   const uint64_t before = storage_bytes_read();
@@ -509,7 +508,7 @@ TEST(Stream, CountersAgreeWithTheKernelOnAColdFile) {
   const uint64_t fetched = storage_bytes_read() - before;
   const uint64_t asked = c.demand.bytes - none.bytes + c.prompt.bytes;
   if (fetched == 0) GTEST_SKIP() << "the kernel does not count reads of this file system";
-  EXPECT_GT(asked, 20u << 20);
+  EXPECT_GT(asked, 10u << 20);
   EXPECT_NEAR(static_cast<double>(fetched), static_cast<double>(asked),
               0.01 * static_cast<double>(asked));
 }
