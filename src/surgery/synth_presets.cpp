@@ -76,7 +76,7 @@ SynthShape flash_next() {
   s.gdn_dim = 128;
   s.hyper = true;
   s.pre = "qwen35";
-  s.fit = {0.3f, 0.52f, 17.0f};
+  s.fit = {0.3f, 0.55f, 17.0f};
   s.dense = TypeId::Q8_0;
   s.embedding = TypeId::Q4_K;
   s.head = TypeId::Q6_K;
@@ -101,7 +101,7 @@ SynthShape qwen3_30b() {
   s.n_used = 8;
   s.n_ff = 768;
   s.pre = "qwen2";
-  s.fit = {0.5f, 2.0f, 14.0f};
+  s.fit = {0.6f, 3.05f, 14.0f};
   use_q4_k_m(&s);
   return s;
 }
@@ -121,7 +121,7 @@ SynthShape qwen35_family() {
   s.gdn_v_heads = 32;
   s.gdn_dim = 128;
   s.silu_gate = true;
-  s.fit = {0.3f, 0.52f, 17.0f};  // no curve of these models is published: Flash-Next's
+  s.fit = {0.3f, 0.55f, 17.0f};  // no curve of these models is published: Flash-Next's
   return s;
 }
 
