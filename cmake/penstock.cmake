@@ -77,6 +77,6 @@ function(penstock_test room)
     PENSTOCK_SOURCE_DIR="${PROJECT_SOURCE_DIR}" PENSTOCK_BINARY_DIR="${CMAKE_BINARY_DIR}"
     $<$<BOOL:${CMAKE_CROSSCOMPILING}>:PENSTOCK_EMULATED>)
   # Discovery at test time: building needs no run of a cross-compiled or sanitized program.
-  gtest_discover_tests(${room}_test DISCOVERY_MODE PRE_TEST TEST_PREFIX "${room}."
+  gtest_discover_tests(${room}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120 TEST_PREFIX "${room}."
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${room})
 endfunction()
