@@ -42,7 +42,7 @@ void write_hyper_keys(const SynthPlan& plan, const std::string& arch, gguf::Writ
   u32(".ple.ngram_size", 3);
   u32(".ple.heads_per_ngram", 8);
   u32(".ple.conv_kernel", 4);
-  u32(".embedding_length_per_layer_input", 160);
+  u32(".embedding_length_per_layer_input", s.n_embd / 16);
   out->set_u64_array(arch + ".ple.layer_multipliers", plan.ple_multipliers);
   out->set_u64_array(arch + ".ple.head_vocab_sizes", plan.ple_sizes);
   out->set_u64_array(arch + ".ple.head_offsets", plan.ple_offsets);

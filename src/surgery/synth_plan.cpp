@@ -220,7 +220,8 @@ void Planner::shape() {
       const auto scaled = static_cast<uint64_t>(static_cast<double>(n) * options_.scale);
       return std::max(least, scaled / multiple * multiple);
     };
-    s.n_embd = shrink(s.n_embd, 256, 1024);
+    // The n-gram table's rows are a sixteenth, in blocks of 32.
+    s.n_embd = shrink(s.n_embd, s.hyper ? 512 : 256, 1024);
     s.n_ff = shrink(s.n_ff, 64, 64);
     s.n_ff_shared = s.n_ff_shared == 0 ? 0 : shrink(s.n_ff_shared, 64, 64);
     s.n_vocab = shrink(s.n_vocab, 256, 2048);
@@ -263,7 +264,8 @@ void Planner::global_tensors() {
   if (s.hyper) {
     hyper_connections("output_hc", false);
     plain("per_layer_token_embd.weight", s.table,
-          {160, (plan_.ple_offsets.back() + plan_.ple_sizes.back() + 127) / 128 * 128}, 0.02f);
+          {n_embd_ / 16, (plan_.ple_offsets.back() + plan_.ple_sizes.back() + 127) / 128 * 128},
+          0.02f);
   } else {
     constant("output_norm.weight", n_embd_, 1.0f);
   }
@@ -453,8 +455,8 @@ void Planner::delta_net(int64_t l) {
 
 void Planner::ngram_block(int64_t l) {
   const uint64_t wide = 4 * n_embd_;
-  plain(blk(l, "ple_key.weight"), dense_type(l, "ple_key"), {2560, wide}, 1.0f);
-  const uint64_t width = 2560;
+  plain(blk(l, "ple_key.weight"), dense_type(l, "ple_key"), {n_embd_, wide}, 1.0f);
+  const uint64_t width = n_embd_;  // 16 heads of a row each
   const float per = 2 * kUnit * std::sqrt(kNgram) / (0.02f * std::sqrt(static_cast<float>(width)));
   add(blk(l, "ple_value.weight"), dense_type(l, "ple_value"), {width, n_embd_}).bands = {
       {0, kConstant + kContext, {{0, width, 0}}},
