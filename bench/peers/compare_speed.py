@@ -5,8 +5,8 @@
         [--prompt 512] [--decode 64] [--threads 2] [--json OUT.json] [--markdown OUT.md]
 
 Both programs stay loaded; the one that waits is stopped (SIGSTOP). Runs alternate: A B, B A, A B, ...
-A run is a prompt from an empty state and a greedy decode after it. The first run of each is not
-counted: it faults pages and fills the expert arena. Medians and spread of the others are printed, with
+A run is a prompt from an empty state and a greedy decode after it. The first two runs of each are
+not counted: they fault pages and fill the expert arena. Medians and spread of the others are printed, with
 the memory bandwidth that the same threads read before and after, and the bytes that Penstock
 read from disk while it was measured (0 means that everything was resident).
 
@@ -86,8 +86,9 @@ def compare(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     ours = Side("penstock", LlamaPeer(args.penstock, model, *common, *extra))
     try:
         bandwidth = [float(ours.program.ask("bandwidth"))]
-        for side in (ours, llama):
-            side.run(args.prompt, 8, seed=1)
+        for seed in (2, 3):  # prompts that come again below
+            for side in (ours, llama):
+                side.run(args.prompt, 8, seed)
         ours.go()
         read_before = int(ours.program.ask("counters").split()[0])
         ours.stop()

@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
+    args.llama = args.llama.resolve()
 
     rows: list[dict[str, object]] = []
     for model in args.models:
