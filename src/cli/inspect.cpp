@@ -183,14 +183,15 @@ void print_types(const Inspection& report) {
 
 void print_experts(const Inspection& report) {
   if (report.experts.empty()) return;
-  fmt::print("\nRouted experts\n");
+  fmt::print("\nRouted experts\n  {:>7}{:>6}  {:<17}{:<9}{:<17}{:<9}{:>11}{:>12}  {}\n", "experts",
+             "used", "gate, up", "type", "down", "type", "bytes each", "in all", "layers");
   for (const surgery::ExpertClass& c : report.experts) {
-    fmt::print(
-        "  layers {}: {} experts, {} used, gate and up{} [{} -> {}] {} {}, down [{} -> {}] "
-        "{}; {} bytes each, {} in all\n",
-        c.layer_text(), c.n_expert, c.n_used, c.merged ? " in one tensor" : "", c.n_embd, c.n_ff,
-        gguf::type_name(c.gate), gguf::type_name(c.up), c.n_ff, c.n_embd, gguf::type_name(c.down),
-        c.expert_bytes, format_bytes(c.total_bytes));
+    const char* gate = gguf::type_name(c.gate);
+    fmt::print("  {:>7}{:>6}  {:<17}{:<9}{:<17}{:<9}{:>11}{:>12}  {}\n", c.n_expert, c.n_used,
+               fmt::format("[{}, {}]{}", c.n_embd, c.n_ff, c.merged ? " x2" : ""),
+               c.gate == c.up ? gate : fmt::format("{}/{}", gate, gguf::type_name(c.up)),
+               fmt::format("[{}, {}]", c.n_ff, c.n_embd), gguf::type_name(c.down), c.expert_bytes,
+               format_bytes(c.total_bytes), c.layer_text());
   }
 }
 
