@@ -145,6 +145,25 @@ PENSTOCK_INLINE Halves halves8(const uint8_t* const* p, size_t offset) noexcept 
   if constexpr (kSecond) out.second = _mm256_cvtph_ps(_mm_unpackhi_epi64(low, high));
   return out;
 }
+// The numbers at p[0..7] + offset and 18 bytes further: the scales of two 18-byte blocks. One load
+// per row catches both; the second lands in the high 128 bits, two bytes later than the first in
+// its own.
+struct TwoScales {
+  __m256 first;
+  __m256 second;
+};
+PENSTOCK_INLINE TwoScales halves8_18(const uint8_t* const* p, size_t offset) noexcept {
+  __m256i w[4];
+  for (int i = 0; i < 4; ++i) {
+    w[i] = _mm256_unpacklo_epi16(load256(p[2 * i] + offset), load256(p[2 * i + 1] + offset));
+  }
+  const __m256d low = _mm256_castsi256_pd(_mm256_unpacklo_epi32(w[0], w[1]));
+  const __m256d high = _mm256_castsi256_pd(_mm256_unpacklo_epi32(w[2], w[3]));
+  const __m256i both = _mm256_castpd_si256(_mm256_shuffle_pd(low, high, 12));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(both)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(both, 1))};
+}
+
 PENSTOCK_INLINE __m256 first_halves8(const uint8_t* const* p, size_t offset) noexcept {
   return halves8<true, false>(p, offset).first;
 }

@@ -11,7 +11,9 @@
 // Large (256 elements, activations Q8_256):
 //   kBytes, kSigned, kOffset as above; kMins: value = d * scale * q - dmin * min
 //   kSteps                 products of four codes that an int16 lane can hold (prompt kernels)
-//   each32(block, f)       calls f(j, codes) for the eight groups of 32 elements
+//   each32(block, f)       calls f(j, codes) for the eight groups of 32 elements; with kLanePairs
+//                          instead elements 0..15 of groups j and j + 1 (j even), then 16..31 of
+//                          both
 //   sub_scales(block)      16 sub-block numbers as int16, see EvenOdd
 //   kSub32                 sub-blocks of 32: the eight mins lie in the upper half
 //   d8(p, offset)          f32 d, and with kMins dmin, of eight rows
@@ -122,9 +124,17 @@ void gemv_pairs(const MatmulTile& tile) noexcept {
         const __m256i a = load256(act.codes + 32 * k), b = load256(act.codes + 32 * k + 32);
         pair_sums<P>(p, cursor, P::kBytes, _mm256_permute2x128_si256(a, b, 0x20),
                      _mm256_permute2x128_si256(a, b, 0x31), sums);
+        Halves scales[2];
+        if constexpr (P::kBytes == 18) {
+          const TwoScales d = halves8_18(p, cursor.at());
+          scales[0] = {d.first, d.first};
+          scales[1] = {d.second, d.second};
+        } else {
+          scales[0] = P::scales8(p, cursor.at());
+          scales[1] = P::scales8(p, cursor.at() + P::kBytes);
+        }
         for (int i = 0; i < 2; ++i) {
-          acc = add_block<P>(acc, sums[i], P::scales8(p, cursor.at() + i * P::kBytes),
-                             act.scales + k + i, act.sums + k + i);
+          acc = add_block<P>(acc, sums[i], scales[i], act.scales + k + i, act.sums + k + i);
         }
       }
       if (k < n_blocks) {  // an odd last block, beside zeros
@@ -235,19 +245,24 @@ struct SubScales {
   __m256i mins;
 };
 
-// Byte shuffles that repeat int16 number j of each 128-bit half.
-alignas(32) constexpr uint8_t kSpread[8][32] = {
-#define PENSTOCK_SPREAD_HALF(j)                                                                    \
-  2 * j, 2 * j + 1, 2 * j, 2 * j + 1, 2 * j, 2 * j + 1, 2 * j, 2 * j + 1, 2 * j, 2 * j + 1, 2 * j, \
-      2 * j + 1, 2 * j, 2 * j + 1, 2 * j, 2 * j + 1
-#define PENSTOCK_SPREAD(j) \
-  { PENSTOCK_SPREAD_HALF(j), PENSTOCK_SPREAD_HALF(j) }
-    PENSTOCK_SPREAD(0), PENSTOCK_SPREAD(1), PENSTOCK_SPREAD(2),
-    PENSTOCK_SPREAD(3), PENSTOCK_SPREAD(4), PENSTOCK_SPREAD(5),
-    PENSTOCK_SPREAD(6), PENSTOCK_SPREAD(7)
-#undef PENSTOCK_SPREAD
-#undef PENSTOCK_SPREAD_HALF
+// Byte shuffles that repeat one int16 number of each 128-bit half: number j of both halves, or with
+// kLanePairs numbers j and j + 1 (j even) of halves that hold the same eight.
+struct Spread {
+  alignas(32) uint8_t bytes[8][32];
 };
+template <bool kLanePairs>
+constexpr Spread make_spread() noexcept {
+  Spread out{};
+  for (int j = 0; j < 8; ++j) {
+    for (int i = 0; i < 32; ++i) {
+      const int number = kLanePairs ? j / 2 * 2 + i / 16 : j;
+      out.bytes[j][i] = static_cast<uint8_t>(2 * number + i % 2);
+    }
+  }
+  return out;
+}
+template <bool kLanePairs>
+constexpr Spread kSpread = make_spread<kLanePairs>();
 
 PENSTOCK_INLINE __m256i even_odd(__m256i natural) noexcept {
   const __m256i shuffle = _mm256_broadcastsi128_si256(
@@ -291,7 +306,12 @@ void gemv_large(const MatmulTile& tile) noexcept {
       for (int64_t k = 0; k < tile.n_in / 256; ++k, cursor.advance(P::kBytes)) {
         const int8_t* a = act.codes + 256 * k;
         const __m256i totals = even_odd(load256(act.sums + 16 * k));
-        __m256i v[8], mins[8];
+        __m256i v[8], mins[8], paired[8];
+        for (int j = 0; P::kLanePairs && j < 8; j += 2) {
+          const __m256i x = load256(a + 32 * j), y = load256(a + 32 * j + 32);
+          paired[j] = _mm256_permute2x128_si256(x, y, 0x20);
+          paired[j + 1] = _mm256_permute2x128_si256(x, y, 0x31);
+        }
         for (int r = 0; r < 8; ++r) {
           const uint8_t* block = p[r] + cursor.at();
           for (size_t line = 0; line < P::kBytes; line += 64) cursor.prefetch(p[r], line);
@@ -299,8 +319,10 @@ void gemv_large(const MatmulTile& tile) noexcept {
           __m256i sum = _mm256_setzero_si256();
           P::each32(
               block, [&](int j, const Codes& w) __attribute__((always_inline)) {
-                const __m256i products = multiply<P::kSigned>(w, load256(a + 32 * j));
-                const __m256i spread = _mm256_shuffle_epi8(sub.scales, load256(kSpread[j]));
+                const __m256i x = P::kLanePairs ? paired[j] : load256(a + 32 * j);
+                const __m256i products = multiply<P::kSigned>(w, x);
+                const __m256i spread =
+                    _mm256_shuffle_epi8(sub.scales, load256(kSpread<P::kLanePairs>.bytes[j]));
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, spread));
               });
           if constexpr (P::kOffset != 0) {
@@ -351,6 +373,11 @@ struct LargePanel {
             block, [&](int j, const Codes& w) __attribute__((always_inline)) {
               codes[j][r] = stored_codes<P::kSigned>(w);
             });
+        for (int j = 0; P::kLanePairs && j < 8; j += 2) {
+          const __m256i first16 = codes[j][r], last16 = codes[j + 1][r];
+          codes[j][r] = _mm256_permute2x128_si256(first16, last16, 0x20);
+          codes[j + 1][r] = _mm256_permute2x128_si256(first16, last16, 0x31);
+        }
         // Back to the natural order: halves of eight sub-blocks.
         const auto natural = [](__m256i x) {
           const __m128i even = _mm256_castsi256_si128(x), odd = _mm256_extracti128_si256(x, 1);

@@ -68,6 +68,7 @@ struct Common {
   static constexpr int kOffset = 0;
   static constexpr bool kMins = false;
   static constexpr bool kSub32 = false;
+  static constexpr bool kLanePairs = false;
   static constexpr int kSteps = 2;  // magnitudes up to 62
 };
 

@@ -11,6 +11,7 @@ struct Common {
   static constexpr int kOffset = 0;
   static constexpr bool kMins = false;
   static constexpr bool kSub32 = false;
+  static constexpr bool kLanePairs = false;
 };
 
 PENSTOCK_INLINE __m256i low_bits(__m256i x, int shift, uint8_t mask) noexcept {
@@ -167,24 +168,33 @@ struct Q6_K : Common {
 struct IQ4_XS : Common {
   static constexpr size_t kBytes = 136;
   static constexpr bool kSigned = true;
+  static constexpr bool kLanePairs = true;
   static constexpr int kSteps = 1;
   template <class F>
   PENSTOCK_INLINE static void each32(const uint8_t* x, F f) noexcept {
-    for (int g = 0; g < 8; ++g) {
-      const __m256i q = _mm256_shuffle_epi8(broadcast128(kIq4nlValues), nibbles(x + 8 + 16 * g));
-      f(g, Codes{_mm256_abs_epi8(q), q});
+    const __m256i values = broadcast128(kIq4nlValues);
+    for (int g = 0; g < 8; g += 2) {
+      const __m256i bytes = load256(x + 8 + 16 * g);
+      const __m256i low = _mm256_shuffle_epi8(values, low_bits(bytes, 0, 15));
+      const __m256i high = _mm256_shuffle_epi8(values, low_bits(bytes, 4, 15));
+      f(g, Codes{_mm256_abs_epi8(low), low});
+      f(g + 1, Codes{_mm256_abs_epi8(high), high});
     }
   }
   PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept {
-    uint16_t high;
-    uint32_t low;
-    std::memcpy(&high, x + 2, 2);
-    std::memcpy(&low, x + 4, 4);
-    const uint64_t bytes =
-        _pdep_u64(low, 0x0f0f0f0f0f0f0f0fu) | _pdep_u64(high, 0x3030303030303030u);
-    const __m128i codes =
-        _mm_sub_epi8(_mm_set1_epi64x(static_cast<int64_t>(bytes)), _mm_set1_epi8(32));
-    return only_scales(_mm256_cvtepi8_epi16(codes));
+    const __m128i nibble_bytes = load32(x + 4);
+    const __m128i low = _mm_and_si128(
+        _mm_unpacklo_epi8(nibble_bytes, _mm_srli_epi16(nibble_bytes, 4)), _mm_set1_epi8(15));
+    uint16_t top;
+    std::memcpy(&top, x + 2, 2);
+    // Two bits each: moved to the top of their word, then down.
+    const __m128i up = _mm_mullo_epi16(
+        _mm_set1_epi16(static_cast<int16_t>(top)),
+        _mm_setr_epi16(1 << 14, 1 << 12, 1 << 10, 1 << 8, 1 << 6, 1 << 4, 1 << 2, 1));
+    const __m128i high = _mm_slli_epi16(_mm_srli_epi16(up, 14), 4);
+    const __m128i scales =
+        _mm_sub_epi16(_mm_or_si128(_mm_cvtepu8_epi16(low), high), _mm_set1_epi16(32));
+    return only_scales(join(scales, scales));
   }
   PENSTOCK_INLINE static Halves d8(const uint8_t* const* p, size_t at) noexcept {
     return halves8<true, false>(p, at);

@@ -268,11 +268,11 @@ void gemv_q2_0(const MatmulTile& tile) noexcept {
       const std::byte* planes = tile.scratch;
       __m256 acc = _mm256_setzero_ps();
       Cursor cursor(tile.row_bytes);
-      const auto add_64 = [&](const __m256i* sums, int64_t k, size_t offset)
+      const auto add_64 = [&](const __m256i* sums, int64_t k, __m256 d)
           __attribute__((always_inline)) {
-        const Halves d = Q2_0::scales8(p, cursor.at() + offset);
         for (int half = 0; half < 2; ++half) {
-          acc = add_block<Q2_0>(acc, sums[half], d, act.scales + k + half, act.sums + k + half);
+          acc =
+              add_block<Q2_0>(acc, sums[half], {d, d}, act.scales + k + half, act.sums + k + half);
         }
       };
       __m256i sums[4];
@@ -284,8 +284,9 @@ void gemv_q2_0(const MatmulTile& tile) noexcept {
               return q2_0_sums(join(load128(x + 2), load128(x + 20)), planes);
             },
             sums);
-        add_64(sums, 2 * k, 0);
-        add_64(sums + 2, 2 * k + 2, 18);
+        const TwoScales d = halves8_18(p, cursor.at());
+        add_64(sums, 2 * k, d.first);
+        add_64(sums + 2, 2 * k + 2, d.second);
       }
       if (n_blocks % 2 != 0) {
         fold_groups(
@@ -293,7 +294,7 @@ void gemv_q2_0(const MatmulTile& tile) noexcept {
               return q2_0_sums(join(load128(p[r] + cursor.at() + 2), _mm_setzero_si128()), planes);
             },
             sums);
-        add_64(sums, 2 * (n_blocks - 1), 0);
+        add_64(sums, 2 * (n_blocks - 1), first_halves8(p, cursor.at()));
       }
       store_lanes(tile.out[t] + row, acc, tile.n_rows - row);
     }
