@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
         if (command->get_name() == topic) about = command;
       }
       if (about == nullptr) fail(ErrorKind::Usage, "there is no command '{}'", topic);
-      std::fputs(about->help().c_str(), stdout);
+      std::fputs(about->help(topic.empty() ? "" : "penstock").c_str(), stdout);
       return 0;
     }
     if (!action) {

@@ -340,6 +340,7 @@ int Runner::run() {
     prompt = read_text_file(flags_.file.empty() ? "-" : flags_.file);
   }
   if (flags_.chat) return chat_once(prompt);
+  if (prompt.empty()) return complete({});  // goes on from a restored state, or is refused there
   return complete(runtime_.tokenizer().encode(prompt, true));
 }
 
