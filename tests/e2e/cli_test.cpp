@@ -173,7 +173,8 @@ TEST_F(Cli, SavesAndGoesOn) {
                             "--temp", "0", "--ignore-eos"});
   ASSERT_EQ(rest.code, 0) << rest.err;
   Json joined = first["tokens"];
-  for (const Json& token : Json::parse(rest.out)["tokens"]) joined.push_back(token);
+  const Json second = Json::parse(rest.out);
+  for (const Json& token : second["tokens"]) joined.push_back(token);
   EXPECT_EQ(joined, whole["tokens"]);
 }
 
