@@ -77,7 +77,7 @@ Value Interpreter::attribute(const Value& object, std::string_view name) {
 Value Interpreter::item(const Value& object, const Value& key) {
   require_defined(object);
   int64_t index = 0;
-  if (const List* l = object.as_list(); l && key.to_int(index)) {
+  if (const List* l = object.as_list(); l && !l->generator && key.to_int(index)) {
     const auto n = static_cast<int64_t>(l->items.size());
     if (index < 0) index += n;
     if (index >= 0 && index < n) return l->items[static_cast<size_t>(index)];
@@ -223,7 +223,7 @@ Value Interpreter::slice_of(const Value& object, const Value& start, const Value
   require_defined(object);
   const List* list = object.as_list();
   const Text* text = object.as_text();
-  if (!list && !text) {
+  if ((!list || list->generator) && !text) {
     error(fmt::format("'{}' object cannot be sliced", object.type_name()));
   }
   charge_bytes(text ? text->size() : list->items.size() * sizeof(Value));

@@ -58,7 +58,9 @@ Value f_length(Interpreter& in, const Value& input, const Args& args) {
     in.charge_bytes(t->size() / 16);
     return Value(static_cast<int64_t>(char_count(t->view())));
   }
-  if (const List* l = input.as_list()) return Value(static_cast<int64_t>(l->items.size()));
+  if (const List* l = input.as_list(); l && !l->generator) {
+    return Value(static_cast<int64_t>(l->items.size()));
+  }
   if (const Dict* d = input.as_dict()) return Value(static_cast<int64_t>(d->entries.size()));
   if (input.is_undefined()) return Value(int64_t{0});
   in.error(fmt::format("object of type '{}' has no length", input.type_name()));
@@ -126,7 +128,7 @@ Value f_join(Interpreter& in, const Value& input, const Args& args) {
 Value f_list(Interpreter& in, const Value& input, const Args& args) {
   const Bound bound(in, "list", args, {});
   const std::shared_ptr<const List> items = in.iterate(input);
-  if (!items->tuple) return Value(items);
+  if (!items->tuple && !items->generator) return Value(items);
   List list;
   list.items = items->items;
   return in.make(std::move(list));
@@ -134,11 +136,14 @@ Value f_list(Interpreter& in, const Value& input, const Args& args) {
 
 Value f_items(Interpreter& in, const Value& input, const Args& args) {
   const Bound bound(in, "items", args, {});
-  if (input.is_undefined()) return in.make(List());
+  List out;
+  out.generator = true;
+  if (input.is_undefined()) return in.make(std::move(out));
   if (!input.as_dict()) {
     in.error(fmt::format("items of a '{}': only a mapping has them", input.type_name()));
   }
-  return call_method_of(in, input, "items", args);
+  out.items = call_method_of(in, input, "items", args).as_list()->items;
+  return in.make(std::move(out));
 }
 
 Value f_first(Interpreter& in, const Value& input, const Args& args) {
@@ -149,6 +154,7 @@ Value f_first(Interpreter& in, const Value& input, const Args& args) {
 
 Value f_last(Interpreter& in, const Value& input, const Args& args) {
   const Bound bound(in, "last", args, {});
+  if (input.as_list() && input.as_list()->generator) in.error("last of a generator");
   const std::shared_ptr<const List> items = in.iterate(input);
   return items->items.empty() ? Value() : items->items.back();
 }
@@ -165,6 +171,7 @@ Value f_reverse(Interpreter& in, const Value& input, const Args& args) {
     return in.make(std::move(out));
   }
   List list;
+  list.generator = true;
   list.items.assign(items->items.rbegin(), items->items.rend());
   return in.make(std::move(list));
 }
@@ -237,7 +244,7 @@ Value f_round(Interpreter& in, const Value& input, const Args& args) {
   if (!input.to_float(value)) in.error(fmt::format("round of a '{}'", input.type_name()));
   if (precision < 0 || precision > 30) in.unsupported("round with this precision");
   if (how == "common") {
-    if (!input.as_float()) return input;
+    if (int64_t i = 0; input.to_int(i)) return Value(i);
     // The C library rounds the exact binary value, as Python does.
     char buffer[400];
     std::snprintf(buffer, sizeof buffer, "%.*f", static_cast<int>(precision), value);
@@ -342,7 +349,9 @@ Value f_indent(Interpreter& in, const Value& input, const Args& args) {
     const int64_t width = std::clamp<int64_t>(bound.integer(0, 4), 0, 4096);
     indent.append(std::string(static_cast<size_t>(width), ' '), Origin::Template);
   }
-  Text text = in.text_of(input);
+  in.require_defined(input);
+  if (!input.as_text()) in.error(fmt::format("indent of a '{}'", input.type_name()));
+  Text text = *input.as_text();
   text.append("\n", Origin::Template);  // keeps a last line end; the filter itself does this
   in.charge_bytes(text.size() * 64);
   const std::vector<Text> lines = split_lines(text);
@@ -371,6 +380,7 @@ Value f_attr(Interpreter& in, const Value& input, const Args& args) {
 Value f_map(Interpreter& in, const Value& input, const Args& args) {
   const std::shared_ptr<const List> items = in.iterate(input);
   List out;
+  out.generator = true;
   if (args.positional.empty()) {
     const Bound bound(in, "map", args, {"attribute", "default"});
     bound.required(0);
@@ -396,6 +406,7 @@ Value f_select(Interpreter& in, const Value& input, const Args& args) {
   const std::string_view name = by_test ? name_argument(in, args, skip) : std::string_view();
   const Args rest = by_test ? remaining(args, skip + 1) : Args();
   List out;
+  out.generator = true;
   for (const Value& item : items->items) {
     in.charge_steps(1);
     const Value subject = kByAttribute ? path(in, item, args.positional[0]) : item;
@@ -410,16 +421,11 @@ Value folded(Interpreter& in, const Value& value, bool case_sensitive) {
   return text && !case_sensitive ? in.make(lower_case(*text)) : value;
 }
 
-// Stable. Comparing may fail, which must not happen inside the standard library's sort.
+// Stable. Comparing fails for values without an order, by an exception through the sort.
 template <typename Item, typename Key>
 std::vector<Item> sorted(Interpreter& in, std::vector<Item> items, bool reverse, Key key) {
   std::vector<std::pair<Value, size_t>> keys;
   for (size_t i = 0; i < items.size(); ++i) keys.emplace_back(key(items[i]), i);
-  for (size_t i = 1; i < keys.size(); ++i) in.compare(keys[i - 1].first, keys[i].first);
-  for (const auto& k : keys) {
-    double number = 0;
-    if (k.first.to_float(number) && std::isnan(number)) in.error("sort of a NaN");
-  }
   std::stable_sort(keys.begin(), keys.end(), [&](const auto& a, const auto& b) {
     const int result = in.compare(a.first, b.first);
     return reverse ? result > 0 : result < 0;
@@ -434,9 +440,27 @@ Value f_sort(Interpreter& in, const Value& input, const Args& args) {
   const std::shared_ptr<const List> items = in.iterate(input);
   in.charge_bytes(items->items.size() * sizeof(Value) * 3);
   List out;
+  // The key is a list, of one entry or of one for each attribute named: equal entries need no
+  // order.
+  std::vector<Value> attributes;
+  if (const Text* names = bound.has(2) ? bound[2].as_text() : nullptr) {
+    std::string_view rest = names->view();
+    for (size_t comma = 0; comma != std::string_view::npos;) {
+      comma = rest.find(',');
+      attributes.push_back(Value::text(rest.substr(0, comma)));
+      if (comma != std::string_view::npos) rest.remove_prefix(comma + 1);
+    }
+  } else if (bound.has(2) && !bound[2].is_none()) {
+    attributes.push_back(bound[2]);
+  }
+  const bool case_sensitive = bound.flag(1, false);
   out.items = sorted(in, items->items, bound.flag(0, false), [&](const Value& item) {
-    const bool by_attribute = bound.has(2) && !bound[2].is_none();
-    return folded(in, by_attribute ? path(in, item, bound[2]) : item, bound.flag(1, false));
+    List key;
+    if (attributes.empty()) key.items.push_back(folded(in, item, case_sensitive));
+    for (const Value& attribute : attributes) {
+      key.items.push_back(folded(in, path(in, item, attribute), case_sensitive));
+    }
+    return in.make(std::move(key));
   });
   return in.make(std::move(out));
 }
@@ -445,6 +469,7 @@ Value f_dictsort(Interpreter& in, const Value& input, const Args& args) {
   const Bound bound(in, "dictsort", args, {"case_sensitive", "by", "reverse"});
   const Text* by = bound.text(1);
   const size_t part = by && by->view() == "value" ? 1 : 0;
+  in.require_defined(input);
   const Value pairs = f_items(in, input, {});
   List out;
   out.items = sorted(in, pairs.as_list()->items, bound.flag(2, false), [&](const Value& pair) {
@@ -458,6 +483,7 @@ Value f_unique(Interpreter& in, const Value& input, const Args& args) {
   const std::shared_ptr<const List> items = in.iterate(input);
   std::vector<Value> seen;
   List out;
+  out.generator = true;
   for (const Value& item : items->items) {
     const bool by_attribute = bound.has(1) && !bound[1].is_none();
     Value key = folded(in, by_attribute ? path(in, item, bound[1]) : item, bound.flag(0, false));

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 
-
-
 namespace penstock::text::jinja {
 
 // --- services ---------------------------------------------------------------------------------
@@ -396,7 +394,8 @@ Value Interpreter::call_macro(const Function& function, Args args) {
   for (size_t i = 0; i < given; ++i) {
     set(scope, macro.parameters[i].name, std::move(args.positional[i]));
   }
-  List varargs{{}, true, {}};
+  List varargs;
+  varargs.tuple = true;
   varargs.items.assign(
       std::make_move_iterator(args.positional.begin() + static_cast<std::ptrdiff_t>(given)),
       std::make_move_iterator(args.positional.end()));

@@ -66,7 +66,7 @@ class JsonWriter {
     if (const int64_t* i = value.as_int()) return put(fmt::format("{}", *i));
     if (const double* d = value.as_float()) return number(*d);
     if (const Text* t = value.as_text()) return string(*t);
-    if (const List* l = value.as_list()) return array(*l, depth);
+    if (const List* l = value.as_list(); l && !l->generator) return array(*l, depth);
     if (const Dict* d = value.as_dict()) return object(*d, depth);
     bad_type_ = value.type_name();
     return false;

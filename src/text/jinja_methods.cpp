@@ -416,7 +416,7 @@ bool has_method(const Value& object, std::string_view name) {
                        [&](const NamedStringMethod& m) { return m.name == name; });
   }
   if (object.as_dict()) return among(kDictMethods, name);
-  if (const List* l = object.as_list()) {
+  if (const List* l = object.as_list(); l && !l->generator) {
     return among(kListMethods, name) && !(l->tuple && name == "copy");
   }
   return false;
@@ -424,7 +424,8 @@ bool has_method(const Value& object, std::string_view name) {
 
 bool is_mutator(const Value& object, std::string_view name) {
   if (object.as_dict()) return among(kDictMutators, name);
-  if (const List* l = object.as_list()) return !l->tuple && among(kListMutators, name);
+  if (const List* l = object.as_list())
+    return !l->tuple && !l->generator && among(kListMutators, name);
   return false;
 }
 

@@ -171,7 +171,7 @@ Value arithmetic(Interpreter& in, std::string_view op, const Value& a, const Val
       return Value(std::move(out));
     }
     const List *p = a.as_list(), *q = b.as_list();
-    if (p && q && p->tuple == q->tuple) {
+    if (p && q && p->tuple == q->tuple && !p->generator && !q->generator) {
       List out;
       out.tuple = p->tuple;
       in.charge_bytes((p->items.size() + q->items.size()) * sizeof(Value));
@@ -181,8 +181,11 @@ Value arithmetic(Interpreter& in, std::string_view op, const Value& a, const Val
     }
   }
   if (op == "*") {
-    if ((a.as_text() || a.as_list()) && b.to_int(j)) return repeat(in, a, j);
-    if ((b.as_text() || b.as_list()) && a.to_int(i)) return repeat(in, b, i);
+    const auto repeatable = [](const Value& v) {
+      return v.as_text() || (v.as_list() && !v.as_list()->generator);
+    };
+    if (repeatable(a) && b.to_int(j)) return repeat(in, a, j);
+    if (repeatable(b) && a.to_int(i)) return repeat(in, b, i);
   }
   if (op == "%" && a.as_text()) return format_percent(in, *a.as_text(), b);
   bad_operands(in, op, a, b);

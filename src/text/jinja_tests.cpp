@@ -57,7 +57,7 @@ bool is_mapping(const Value& v) {
   return v.as_dict() != nullptr;
 }
 bool is_callable(const Value& v) {
-  return v.as_function() || v.as_loop();
+  return v.as_function() || v.as_loop() || v.is_undefined();
 }
 
 // An undefined value has a length and can be iterated over in Jinja, but has no items.
@@ -65,7 +65,8 @@ bool is_iterable(const Value& v) {
   return v.as_text() || v.as_list() || v.as_dict() || v.as_loop() || v.is_undefined();
 }
 bool is_sequence(const Value& v) {
-  return v.as_text() || v.as_list() || v.as_dict() || v.is_undefined();
+  if (const List* l = v.as_list()) return !l->generator;
+  return v.as_text() || v.as_dict() || v.is_undefined();
 }
 
 template <bool kUpperCase>
@@ -75,24 +76,20 @@ bool t_case(Interpreter& in, const Value& value, const Args& args) {
   return call_method_of(in, text, kUpperCase ? "isupper" : "islower", {}).truthy();
 }
 
-int64_t integer(Interpreter& in, const Value& value) {
-  int64_t i = 0;
-  if (!value.to_int(i))
-    in.error(fmt::format("the test needs an integer, not '{}'", value.type_name()));
-  return i;
+// value % by == remainder, in Python's arithmetic.
+bool leaves(Interpreter& in, const Value& value, const Value& by, int64_t remainder) {
+  if (value.as_text()) in.error("the test needs a number, not a string");
+  return equal(arithmetic(in, "%", value, by), Value(remainder));
 }
 
 bool t_even(Interpreter& in, const Value& value, const Args&) {
-  return integer(in, value) % 2 == 0;
+  return leaves(in, value, Value(int64_t{2}), 0);
 }
 bool t_odd(Interpreter& in, const Value& value, const Args&) {
-  return integer(in, value) % 2 != 0;
+  return leaves(in, value, Value(int64_t{2}), 1);
 }
-
 bool t_divisible(Interpreter& in, const Value& value, const Args& args) {
-  const int64_t by = integer(in, argument(in, args, "divisibleby"));
-  if (by == 0) in.error("division by zero");
-  return by == -1 || integer(in, value) % by == 0;
+  return leaves(in, value, argument(in, args, "divisibleby"), 0);
 }
 
 bool equals(Interpreter& in, const Value& a, const Value& b) {

@@ -66,7 +66,7 @@ bool Value::truthy() const noexcept {
   double number = 0;
   if (to_float(number)) return number != 0;
   if (const Text* t = as_text()) return !t->empty();
-  if (const List* l = as_list()) return !l->items.empty();
+  if (const List* l = as_list()) return l->generator || !l->items.empty();
   if (const Dict* d = as_dict()) return !d->entries.empty();
   return true;
 }
@@ -78,7 +78,7 @@ const char* Value::type_name() const noexcept {
   if (as_int()) return "int";
   if (as_float()) return "float";
   if (as_text()) return "str";
-  if (const List* l = as_list()) return l->tuple ? "tuple" : "list";
+  if (const List* l = as_list()) return l->generator ? "generator" : l->tuple ? "tuple" : "list";
   if (as_dict()) return "dict";
   if (as_namespace()) return "Namespace";
   if (as_loop()) return "LoopContext";
@@ -135,6 +135,7 @@ bool equal(const Value& a, const Value& b) {
   if (a.is_undefined() && b.is_undefined()) return true;
   if (a.is_none() && b.is_none()) return true;
   if (const List* p = a.as_list(), *q = b.as_list(); p && q) {
+    if (p->generator || q->generator) return p == q;
     return p->tuple == q->tuple &&
            std::equal(p->items.begin(), p->items.end(), q->items.begin(), q->items.end(), equal);
   }
@@ -162,7 +163,8 @@ bool order(const Value& a, const Value& b, int& result) {
   if (a.to_float(x) && b.to_float(y)) return sign(x, y);
   // Code point order is byte order in UTF-8.
   if (a.as_text() && b.as_text()) return sign(a.as_text()->view(), b.as_text()->view());
-  if (const List* p = a.as_list(), *q = b.as_list(); p && q && p->tuple == q->tuple) {
+  if (const List* p = a.as_list(), *q = b.as_list();
+      p && q && p->tuple == q->tuple && !p->generator && !q->generator) {
     const size_t common = std::min(p->items.size(), q->items.size());
     for (size_t k = 0; k < common; ++k) {
       if (!equal(p->items[k], q->items[k])) return order(p->items[k], q->items[k], result);
@@ -249,7 +251,7 @@ void append_value(const Value& value, bool repr, Text& out) {
     if (repr) return append_repr(*t, out);
     return out.append(*t);
   }
-  if (const List* l = value.as_list()) {
+  if (const List* l = value.as_list(); l && !l->generator) {
     put(l->tuple ? "(" : "[");
     for (size_t i = 0; i < l->items.size(); ++i) {
       if (i != 0) put(", ");

@@ -32,6 +32,9 @@ struct Extent {
 struct List {
   std::vector<Value> items;
   bool tuple = false;
+  // What map, select and the like return. It is made at once here, but as in Jinja it counts as
+  // true even when empty, and has neither a length nor items by number.
+  bool generator = false;
   Extent extent;
 };
 

@@ -92,6 +92,17 @@ z
 {{ 'a\nb\n\nc' | indent }} {{ 'a\nb' | indent(2, true) }} {{ 'a\n\nb' | indent(2, blank=true) }} {{ 'a\nb\n' | indent('> ') }} {{ '' | indent }}|
 {{ 5 | string + '!' }} {{ [1] | string }} {{ 'x' | safe }} {{ '<a href="x">\'&' | e }} {{ 'héllo wörld foo_bar' | wordcount }} {{ 'héé' | length }} {{ d | count }} {{ 'x' | attr('upper') is callable }} {{ d | attr('k') }}
 {{ n | length }}
+{% if [] | select %}a generator is true{% endif %} {% if l | map('string') | list %}y{% endif %} {{ (l | select) is sequence }} {{ (l | select) is iterable }} {{ (l | map('string')) == (l | map('string')) }} {% for x in l | reverse %}{{ x }}{% endfor %}
+{{ l | select | length }}
+{{ l | select | tojson }}
+{{ (l | map('string'))[0] }}|{{ (l | map('string')).append is defined }}
+{{ (l | map('string'))[1:] }}
+{{ lo | sort(attribute='zz') | map(attribute='n') | list }} {{ lo | sort(attribute='n,o.p') | map(attribute='n') | list }} {{ [none, none] | sort }} {{ [] | sort }} {{ [[2, 'b'], [1, 'a']] | sort }}
+{{ lo | sort(attribute='t') }}
+{{ u | dictsort }}
+{{ 5 | indent }}
+{{ true | round }} {{ 2.5 is odd }} {{ 3.0 is odd }} {{ 7.5 is divisibleby 2.5 }} {{ u is callable }}
+{{ 's' is odd }}
 {{ 5 | items | list }}
 {{ l | nosuchfilter }}
 {{ l is nosuchtest }}
