@@ -47,6 +47,22 @@ PENSTOCK_INLINE __m256i full_signs(const uint8_t* p) noexcept {
   return _mm256_or_si256(_mm256_cmpeq_epi8(bits, bit_of), _mm256_set1_epi8(1));
 }
 
+// Indices of a whole block with their high bits, formed as vectors and read back one by one.
+template <int kCount>
+struct Indices {
+  alignas(32) uint16_t at[kCount];
+};
+
+// 16 low index bytes, and their high bits in place.
+PENSTOCK_INLINE void put_indices(uint16_t* out, const uint8_t* low, __m256i high) noexcept {
+  store256(out, _mm256_or_si256(_mm256_cvtepu8_epi16(load128(low)), high));
+}
+
+template <class Table>
+PENSTOCK_INLINE __m256i octets(const Table& table, const uint16_t* index) noexcept {
+  return octets(table, index[0], index[1], index[2], index[3]);
+}
+
 // Sub-block scales are 2 s + 1.
 PENSTOCK_INLINE SubScales odd_scales(__m256i s) noexcept {
   const __m256i scales = _mm256_or_si256(_mm256_add_epi16(s, s), _mm256_set1_epi16(1));
@@ -129,14 +145,19 @@ struct IQ2_S : Common {
   static constexpr float kFactor = 0.125f;
   template <class F>
   PENSTOCK_INLINE static void each32(const uint8_t* x, F f) noexcept {
+    Indices<32> grid;
+    for (int i = 0; i < 32; i += 16) {
+      // Each byte of high bits serves four indices, two bits each from the lowest.
+      const __m256i four = _mm256_shuffle_epi8(
+          broadcast32(x + 66 + i / 4),
+          _mm256_setr_epi8(0, -1, 0, -1, 0, -1, 0, -1, 1, -1, 1, -1, 1, -1, 1, -1, 2, -1, 2, -1, 2,
+                           -1, 2, -1, 3, -1, 3, -1, 3, -1, 3, -1));
+      const __m256i up =
+          _mm256_mullo_epi16(four, _mm256_set1_epi64x(0x0004001000400100));  // << 8, 6, 4, 2
+      put_indices(grid.at + i, x + 2 + i, _mm256_and_si256(up, _mm256_set1_epi16(0x300)));
+    }
     for (int g = 0; g < 8; ++g) {
-      const auto low = load_as<uint32_t>(x + 2 + 4 * g);
-      const uint32_t high = x[66 + g];
-      const __m256i magnitude =
-          octets(kIq2sGrid, (low & 255) | ((high << 8) & 0x300),
-                 ((low >> 8) & 255) | ((high << 6) & 0x300),
-                 ((low >> 16) & 255) | ((high << 4) & 0x300), (low >> 24) | ((high << 2) & 0x300));
-      f(g, Codes{magnitude, full_signs(x + 34 + 4 * g)});
+      f(g, Codes{octets(kIq2sGrid, grid.at + 4 * g), full_signs(x + 34 + 4 * g)});
     }
   }
   PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept {
@@ -147,8 +168,8 @@ struct IQ2_S : Common {
   }
 };
 
-template <class Table>
-PENSTOCK_INLINE __m256i quads(const Table& table, const uint32_t* index) noexcept {
+template <class Table, class Index>
+PENSTOCK_INLINE __m256i quads(const Table& table, const Index* index) noexcept {
   const auto entry = [&](int i) { return static_cast<int>(table[index[i]]); };
   return _mm256_setr_epi32(entry(0), entry(1), entry(2), entry(3), entry(4), entry(5), entry(6),
                            entry(7));
@@ -160,9 +181,7 @@ struct IQ3_XXS : Common {
   template <class F>
   PENSTOCK_INLINE static void each32(const uint8_t* x, F f) noexcept {
     for (int g = 0; g < 8; ++g) {
-      uint32_t index[8];
-      for (int i = 0; i < 8; ++i) index[i] = x[2 + 8 * g + i];
-      f(g, Codes{quads(kIq3xxsGrid, index), even_signs(load_as<uint32_t>(x + 66 + 4 * g))});
+      f(g, Codes{quads(kIq3xxsGrid, x + 2 + 8 * g), even_signs(load_as<uint32_t>(x + 66 + 4 * g))});
     }
   }
   PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept {
@@ -178,11 +197,16 @@ struct IQ3_S : Common {
   static constexpr int kSteps = 8;  // magnitudes up to 15
   template <class F>
   PENSTOCK_INLINE static void each32(const uint8_t* x, F f) noexcept {
+    Indices<64> grid;
+    const __m256i bit = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096,
+                                          8192, 16384, -32768);
+    for (int i = 0; i < 64; i += 16) {
+      const __m256i high = _mm256_set1_epi16(load_as<int16_t>(x + 66 + i / 8));
+      const __m256i set = _mm256_cmpeq_epi16(_mm256_and_si256(high, bit), bit);
+      put_indices(grid.at + i, x + 2 + i, _mm256_and_si256(set, _mm256_set1_epi16(256)));
+    }
     for (int g = 0; g < 8; ++g) {
-      uint32_t index[8];
-      const uint32_t high = x[66 + g];
-      for (int i = 0; i < 8; ++i) index[i] = x[2 + 8 * g + i] | ((high << (8 - i)) & 256);
-      f(g, Codes{quads(kIq3sGrid, index), full_signs(x + 74 + 4 * g)});
+      f(g, Codes{quads(kIq3sGrid, grid.at + 8 * g), full_signs(x + 74 + 4 * g)});
     }
   }
   PENSTOCK_INLINE static SubScales sub_scales(const uint8_t* x) noexcept {
@@ -208,12 +232,20 @@ struct IQ1_S : Iq1Common {
   static constexpr size_t kBytes = 50;
   template <class F>
   PENSTOCK_INLINE static void each32(const uint8_t* x, F f) noexcept {
+    Indices<32> index;
+    for (int i = 0; i < 32; i += 16) {
+      // Each 16-bit word serves four indices, three bits each from the lowest.
+      const __m256i four =
+          _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load64(x + 34 + i / 2)),
+                              _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 4, 5,
+                                               4, 5, 4, 5, 4, 5, 6, 7, 6, 7, 6, 7, 6, 7));
+      const __m256i up = _mm256_mullo_epi16(four, _mm256_set1_epi64x(0x0000000400200100));
+      const __m256i high = _mm256_blend_epi16(up, _mm256_srli_epi16(four, 1), 0x88);
+      put_indices(index.at + i, x + 2 + i, _mm256_and_si256(high, _mm256_set1_epi16(0x700)));
+    }
     for (int g = 0; g < 8; ++g) {
-      const auto low = load_as<uint32_t>(x + 2 + 4 * g);
       const uint32_t w = load_as<uint16_t>(x + 34 + 2 * g);
-      const __m256i grid = octets(
-          kIq1sGrid8, (low & 255) | ((w << 8) & 0x700), ((low >> 8) & 255) | ((w << 5) & 0x700),
-          ((low >> 16) & 255) | ((w << 2) & 0x700), (low >> 24) | ((w >> 1) & 0x700));
+      const __m256i grid = octets(kIq1sGrid8, index.at + 4 * g);
       const __m256i shift = _mm256_set1_epi8(static_cast<char>(17 - 2 * (w >> 15)));
       const __m256i q = _mm256_add_epi8(grid, shift);
       f(g, Codes{q, q});
