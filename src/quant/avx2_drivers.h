@@ -159,8 +159,10 @@ struct SmallPanel {
   static void unpack(const MatmulTile& tile, int64_t row, std::byte* out) noexcept {
     const uint8_t* p[8];
     row_pointers(tile, row, p);
-    size_t at = 0;
-    for (int64_t k = 0; k < tile.n_in / 32; at += P::kBytes) {
+    Cursor cursor(tile.row_bytes);
+    for (int64_t k = 0; k < tile.n_in / 32; cursor.advance(P::kBytes)) {
+      const size_t at = cursor.at();
+      for (int r = 0; r < 8; ++r) cursor.prefetch(p[r], 0);
       const Halves scales = P::scales8(p, at);
       for (int part = 0; part < P::kParts; ++part, ++k, out += kBlock) {
         __m256i q[8], columns[8];
@@ -363,12 +365,14 @@ struct LargePanel {
   static void unpack(const MatmulTile& tile, int64_t row, std::byte* out) noexcept {
     const uint8_t* p[8];
     row_pointers(tile, row, p);
-    size_t at = 0;
-    for (int64_t k = 0; k < tile.n_in / 256; ++k, at += P::kBytes, out += kBlock) {
+    Cursor cursor(tile.row_bytes);
+    for (int64_t k = 0; k < tile.n_in / 256; ++k, cursor.advance(P::kBytes), out += kBlock) {
+      const size_t at = cursor.at();
       alignas(32) __m256i codes[8][8];
       __m256i low[8], high[8], pairs[8], columns[8];
       for (int r = 0; r < 8; ++r) {
         const uint8_t* block = p[r] + at;
+        for (size_t line = 0; line < P::kBytes; line += 64) cursor.prefetch(p[r], line);
         P::each32(
             block, [&](int j, const Codes& w) __attribute__((always_inline)) {
               codes[j][r] = stored_codes<P::kSigned>(w);

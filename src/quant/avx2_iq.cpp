@@ -83,7 +83,7 @@ struct Common {
   static constexpr bool kSigned = true;
   static constexpr int kOffset = 0;
   static constexpr bool kMins = false;
-  static constexpr bool kSub32 = false;
+  [[maybe_unused]] static constexpr bool kSub32 = false;  // matters only with kMins
   static constexpr bool kLanePairs = false;
   static constexpr int kSteps = 2;  // magnitudes up to 62
 };
@@ -308,7 +308,7 @@ struct IQ1_M : Iq1Common {
 
 template <class P>
 KernelPair large_kernels() noexcept {
-  return {gemv_large<P>, gemm_panels<LargePanel<P>>, 3};
+  return {gemv_large<P>, gemm_panels<LargePanel<P>>, 2};
 }
 
 }  // namespace

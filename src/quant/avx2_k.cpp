@@ -218,20 +218,20 @@ struct TQ2_0 : Common {
 };
 
 template <class P>
-KernelPair large_kernels() noexcept {
-  return {gemv_large<P>, gemm_panels<LargePanel<P>>, 4};
+KernelPair large_kernels(int64_t gemm_tokens) noexcept {
+  return {gemv_large<P>, gemm_panels<LargePanel<P>>, gemm_tokens};
 }
 
 }  // namespace
 
 void add_avx2_k(KernelTable& table) noexcept {
-  table[TypeId::Q2_K] = large_kernels<Q2_K>();
-  table[TypeId::Q3_K] = large_kernels<Q3_K>();
-  table[TypeId::Q4_K] = large_kernels<Q4_K>();
-  table[TypeId::Q5_K] = large_kernels<Q5_K>();
-  table[TypeId::Q6_K] = large_kernels<Q6_K>();
-  table[TypeId::IQ4_XS] = large_kernels<IQ4_XS>();
-  table[TypeId::TQ2_0] = large_kernels<TQ2_0>();
+  table[TypeId::Q2_K] = large_kernels<Q2_K>(4);
+  table[TypeId::Q3_K] = large_kernels<Q3_K>(3);
+  table[TypeId::Q4_K] = large_kernels<Q4_K>(3);
+  table[TypeId::Q5_K] = large_kernels<Q5_K>(3);
+  table[TypeId::Q6_K] = large_kernels<Q6_K>(3);
+  table[TypeId::IQ4_XS] = large_kernels<IQ4_XS>(4);
+  table[TypeId::TQ2_0] = large_kernels<TQ2_0>(7);
 }
 
 }  // namespace penstock::quant
