@@ -252,7 +252,6 @@ std::vector<std::string> group(const std::vector<const Tensor*>& tensors) {
 void Inspector::find_missing_kernels() {
   std::vector<const Tensor*> missing;
   std::vector<const Tensor*> slow;
-  uint64_t slow_bytes = 0;
   for (size_t i = 0; i < model_.tensors().size(); ++i) {
     const Tensor& tensor = model_.tensors()[i];
     const Role role = out_.tensor_roles[i];
@@ -262,7 +261,6 @@ void Inspector::find_missing_kernels() {
                options_.isa != quant::Isa::Scalar &&
                !quant::has_native_kernel(tensor.type, options_.isa)) {
       slow.push_back(&tensor);
-      slow_bytes += tensor.bytes;
     }
   }
   for (const std::string& line : group(missing)) {
