@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kSampleModel = "sample-qwen4exp.gguf";
+constexpr const char* kSampleModel = "sample-qwen4exp-q8_0.gguf";
 
 }  // namespace
 

@@ -1,5 +1,7 @@
 #include "engine/runtime.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -136,6 +138,13 @@ void Runtime::load_all(const Progress& progress) {
   const uint64_t before = footprint().total();
   model_->load(*pool_, options_.dense,
                [&](uint64_t done, uint64_t total) { report("dense weights", done, total); });
+  if (options_.dense == models::DenseMode::Copy) {
+    // Rows of the embedding are gathered from the mapping one by one: without this advice the
+    // kernel reads megabytes around each.
+    if (const gguf::Tensor* rows = file_->find("token_embd.weight")) {
+      file_->advise(*rows, MADV_RANDOM);
+    }
+  }
   state_ = model_->new_state({.n_ctx = options_.n_ctx, .kv = *options_.kv});
   load_.dense_s = seconds_since(started);
   load_.dense_bytes = plan_.terms.dense;
