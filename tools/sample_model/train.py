@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("out", type=pathlib.Path, help="directory of checkpoints and log")
     parser.add_argument("--until", required=True, help="end of the run, UTC, YYYY-MM-DDTHH:MM")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=1.0, help="scales all learning rates")
+    parser.add_argument("--rate", type=float, default=0.5, help="scales all learning rates")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--save-every", type=float, default=240, help="seconds")
