@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 
 #include "base/error.h"
 #include "fixtures.h"
@@ -241,7 +241,7 @@ TEST(ChatTemplate, ErrorsNameLineConstructAndWayOut) {
 }
 
 TEST(ChatTemplate, HostileTemplatesEndInTime) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   const auto refused = [](const std::string& source) {
     try {
       run(source, R"({"s": "abc"})");
@@ -286,8 +286,8 @@ TEST(ChatTemplate, HostileTemplatesEndInTime) {
   // A namespace may contain itself; printing it does not follow.
   EXPECT_FALSE(
       refused("{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}{{ [ns] == [ns.me] }}"));
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(seconds.count(), 240.0);  // a hundred times what a free core takes
+  // Processor time, many times what it takes: a clock on the wall would measure the machine's load.
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 60.0);
 }
 
 TEST(ChatTemplate, LargeConversationsRender) {
