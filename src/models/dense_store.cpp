@@ -139,7 +139,7 @@ std::vector<DenseStore::Run> DenseStore::runs() const {
   return runs;
 }
 
-uint64_t DenseStore::copied_bytes() const noexcept {
+uint64_t DenseStore::copied_bytes() const {
   const std::vector<Run> all = runs();
   return all.empty() ? 0 : all.back().place + all.back().end - all.back().start;
 }
@@ -217,10 +217,6 @@ void DenseStore::load(DenseMode mode, const LoadProgress& progress) {
     made.make(made_memory_.data() + at);
     at += round_up(made.bytes, 64);
   }
-}
-
-uint64_t DenseStore::huge_page_bytes() const {
-  return huge_bytes(copied_memory_.data(), copied_memory_.size());
 }
 
 }  // namespace penstock::models

@@ -30,12 +30,11 @@ class DenseStore {
   // A matrix decoded to F32.
   void add_decoded(ops::Matrix* out, const gguf::Model& file, const gguf::Tensor& tensor);
 
-  uint64_t copied_bytes() const noexcept;  // the tensors that DenseMode::Map leaves in the file
-  uint64_t made_bytes() const noexcept;    // gathered and decoded: resident in either mode
+  uint64_t copied_bytes() const;         // the tensors that DenseMode::Map leaves in the file
+  uint64_t made_bytes() const noexcept;  // gathered and decoded: resident in either mode
 
   // Throws Error(Io) naming file and offset. Progress counts copied bytes.
   void load(DenseMode mode, const LoadProgress& progress);
-  uint64_t huge_page_bytes() const;
 
  private:
   struct Raw {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "ops/kernels.h"
 
@@ -223,19 +222,6 @@ void weighted_sum(Context& context, std::span<const float> weights, int n_ranks,
       kernel.axpy(w[i], outputs[r * n_ranks + i] + start, y[r] + start, n);
     }
   });
-}
-
-void top_k(const float* scores, int64_t n, int64_t k, int32_t* ids) {
-  const auto value = [&](int32_t i) {
-    return std::isnan(scores[i]) ? -std::numeric_limits<float>::infinity() : scores[i];
-  };
-  int64_t kept = 0;  // insertion into the sorted list of the best so far; k is small
-  for (int32_t i = 0; i < n; ++i) {
-    if (kept == k && !(value(i) > value(ids[k - 1]))) continue;
-    int64_t at = kept < k ? kept++ : k - 1;
-    for (; at > 0 && value(i) > value(ids[at - 1]); --at) ids[at] = ids[at - 1];
-    ids[at] = i;
-  }
 }
 
 }  // namespace penstock::ops

@@ -92,7 +92,4 @@ void signed_root_gate(Context& context, const Rows& k, const Rows& q, const Rows
 void weighted_sum(Context& context, std::span<const float> weights, int n_ranks,
                   const Rows& outputs, const Rows& y);
 
-// The k largest, largest first, ties to the lower index; NaN counts as the smallest.
-void top_k(const float* scores, int64_t n, int64_t k, int32_t* ids);
-
 }  // namespace penstock::ops

@@ -30,7 +30,6 @@ struct Kernels {
   void (*scale_mul)(const float* x, float s, const float* w, float* y, int64_t n);    // (x s) w
   void (*add)(const float* x, float* y, int64_t n);                                   // y += x
   void (*axpy)(float a, const float* x, float* y, int64_t n);                         // y += a x
-  void (*mul)(const float* a, const float* b, float* y, int64_t n);                   // a b
   void (*silu)(const float* x, float divisor, float* y, int64_t n);                   // silu(x/d)
   void (*sigmoid)(const float* x, float divisor, float factor, float* y, int64_t n);  // f s(x/d)
   void (*silu_mul)(const float* g, const float* u, float* y, int64_t n);              // silu(g) u

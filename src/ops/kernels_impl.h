@@ -68,9 +68,6 @@ void add_to(const float* x, float* y, int64_t n) {
 void axpy(float a, const float* x, float* y, int64_t n) {
   for_lanes(n, [&](int64_t, auto get, auto put) { put(y, fma(splat(a), get(x), get(y))); });
 }
-void multiply(const float* a, const float* b, float* y, int64_t n) {
-  for_lanes(n, [&](int64_t, auto get, auto put) { put(y, mul(get(a), get(b))); });
-}
 void silu_of(const float* x, float divisor, float* y, int64_t n) {
   for_lanes(n, [&](int64_t, auto get, auto put) { put(y, silu(div(get(x), splat(divisor)))); });
 }
@@ -310,7 +307,6 @@ inline constexpr Kernels kTable = {
     .scale_mul = scale_mul,
     .add = add_to,
     .axpy = axpy,
-    .mul = multiply,
     .silu = silu_of,
     .sigmoid = sigmoid_of,
     .silu_mul = silu_mul,

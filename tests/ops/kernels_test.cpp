@@ -67,7 +67,6 @@ TEST(Kernels, EqualScalarAtEveryLength) {
          "scale_mul");
     both([&](const Kernels& k, float* y) { k.add(b.data(), y, n); }, "add");
     both([&](const Kernels& k, float* y) { k.axpy(0.7f, b.data(), y, n); }, "axpy");
-    both([&](const Kernels& k, float* y) { k.mul(a.data(), b.data(), y, n); }, "mul");
     both([&](const Kernels& k, float* y) { k.silu(b.data(), 4.0f, y, n); }, "silu");
     both([&](const Kernels& k, float* y) { k.sigmoid(b.data(), 4.0f, 2.0f, y, n); }, "sigmoid");
     both([&](const Kernels& k, float* y) { k.silu_mul(b.data(), w.data(), y, n); }, "silu_mul");
