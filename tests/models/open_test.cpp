@@ -146,6 +146,14 @@ TEST(Open, ShapesAreChecked) {
   expect_refused("qwen4exp", tiny, ErrorKind::Format, "per_layer_token_embd.weight");
 }
 
+TEST(Open, UnknownEncodingsAreRefused) {
+  TinyOptions tiny;
+  tiny.extra["blk.1.ffn_down_exps.scale"] = {8};
+  expect_refused("qwen3moe", tiny, ErrorKind::Unsupported, "blk.1.ffn_down_exps.weight");
+  expect_refused("qwen4exp", with_key(".prism.hadamard.block", 64u), ErrorKind::Unsupported,
+                 "prism.hadamard.block");
+}
+
 TEST(Open, MissingTensorIsNamed) {
   TinyOptions tiny;
   tiny.remove = {"blk.3.attn_v.weight"};

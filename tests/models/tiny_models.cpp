@@ -353,7 +353,7 @@ std::string write_tiny(const std::string& folder, const std::string& architectur
   }
   for (const auto& [key, value] : spec.keys) {
     if (options.remove.contains(key)) continue;
-    const std::string full = architecture + "." + key;
+    const std::string full = key.starts_with(".") ? key.substr(1) : architecture + "." + key;
     struct Set {
       gguf::Writer& writer;
       const std::string& key;
@@ -366,6 +366,7 @@ std::string write_tiny(const std::string& folder, const std::string& architectur
     std::visit(Set{writer, full}, value);
   }
   std::erase_if(spec.tensors, [&](const TensorSpec& t) { return options.remove.contains(t.name); });
+  for (const auto& [tensor, dims] : options.extra) spec.tensor(tensor, dims);
   for (TensorSpec& t : spec.tensors) {
     if (const auto it = options.shapes.find(t.name); it != options.shapes.end()) {
       t.dims = it->second;

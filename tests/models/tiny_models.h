@@ -28,9 +28,11 @@ struct TinyOptions {
   bool merged_gate_up = false;
   bool tied = false;
   std::optional<int> n_expert = {};
-  std::map<std::string, MetadataValue> set = {};  // keys without the architecture's prefix
-  std::set<std::string> remove = {};              // keys and tensors
+  // Keys without the architecture's prefix; with a leading dot: whole keys.
+  std::map<std::string, MetadataValue> set = {};
+  std::set<std::string> remove = {};                         // keys and tensors
   std::map<std::string, std::vector<uint64_t>> shapes = {};  // instead of a tensor's right one
+  std::map<std::string, std::vector<uint64_t>> extra = {};   // more tensors
 };
 
 // Writes <architecture>.gguf (or the given name) into `folder` and returns its path.
