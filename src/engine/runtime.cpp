@@ -52,7 +52,7 @@ experts::Plan Runtime::plan_memory(const experts::StreamFiles& files, uint64_t t
   const bool fixed = options_.prompt_chunk != 0;
   for (const int chunk : kPromptChunks) {
     if (!fixed) options_.prompt_chunk = chunk;
-    const models::MemoryNeeds needs = model_->needs(state, options_.prompt_chunk);
+    const models::MemoryNeeds needs = model_->needs(state, options_.prompt_chunk, pool_->size());
     experts::PlanRequest request;
     request.terms.dense = needs.dense;
     request.terms.kv = needs.kv;
