@@ -18,14 +18,6 @@ double share(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-UseCounts sum(const UseCounts& a, const UseCounts& b) {
-  return {.arena = a.arena + b.arena,
-          .ra_timely = a.ra_timely + b.ra_timely,
-          .ra_late = a.ra_late + b.ra_late,
-          .miss_issued = a.miss_issued + b.miss_issued,
-          .miss_joined = a.miss_joined + b.miss_joined};
-}
-
 Json uses_json(const UseCounts& uses) {
   return {{"arena", uses.arena},
           {"ra_timely", uses.ra_timely},
@@ -62,7 +54,8 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   out += phase_row("first token", timings.first_tokens, timings.first_s);
   out += phase_row("decode", timings.decode_tokens, timings.decode_s);
 
-  const UseCounts uses = sum(counters.first, counters.steady);
+  UseCounts uses = counters.first;
+  uses += counters.steady;
   if (uses.total() != 0) {
     const uint64_t misses = uses.miss_issued + uses.miss_joined;
     const uint64_t ahead = uses.ra_timely + uses.ra_late;
