@@ -206,8 +206,7 @@ class Qwen4Exp(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
         self._parameters_by_name: dict[str, nn.Parameter] = {}
         self._create()
-        for layer in config.recall_layers:
-            self.init_recall(layer)
+        self.init_recall()
         half = config.rope_dims // 2
         inverse = config.rope_base ** (-torch.arange(half, dtype=torch.float32) * 2 / config.rope_dims)
         angles = torch.arange(config.context, dtype=torch.float32)[:, None] * inverse
@@ -230,7 +229,7 @@ class Qwen4Exp(nn.Module):
         wide = c.hidden * c.streams
         self._add(f"{prefix}_norm.weight", wide, value=1.0)
         self._matrix(f"{prefix}_read", c.hc_rank + (c.streams if inject else 0), wide)
-        self._matrix(f"{prefix}_up.weight", wide, c.hc_rank)
+        self._matrix(f"{prefix}_up.weight", wide, c.hc_rank, 0.3)
 
     def _create(self) -> None:
         c = self.config
@@ -244,11 +243,11 @@ class Qwen4Exp(nn.Module):
             self._attention(b) if c.is_attention(i) else self._delta(b)
             self._add(b + "ffn_gate_inp.weight", c.experts, c.hidden, std=0.5 * c.hidden**-0.5)
             self._add(b + "ffn_gate_up_exps", c.experts, 2 * c.expert_width, c.hidden, std=c.hidden**-0.5)
-            self._add(b + "ffn_down_exps.weight", c.experts, c.hidden, c.expert_width, std=0.5 * c.expert_width**-0.5)
+            self._add(b + "ffn_down_exps.weight", c.experts, c.hidden, c.expert_width, std=0.15 * c.expert_width**-0.5)
             self._add(b + "ffn_gate_inp_shexp.weight", c.hidden, std=0.02)
             self._matrix(b + "ffn_gate_shexp.weight", c.shared_width, c.hidden)
             self._matrix(b + "ffn_up_shexp.weight", c.shared_width, c.hidden)
-            self._matrix(b + "ffn_down_shexp.weight", c.hidden, c.shared_width, 0.5)
+            self._matrix(b + "ffn_down_shexp.weight", c.hidden, c.shared_width, 0.15)
         if self.blocks > c.layers:
             b = f"blk.{c.layers}.nextn."
             self._matrix(b + "eh_proj.weight", c.hidden, 2 * c.hidden)
@@ -268,7 +267,7 @@ class Qwen4Exp(nn.Module):
         self._matrix(b + "attn_q.weight", 2 * c.heads * c.head_dim, c.hidden)
         self._matrix(b + "attn_k.weight", c.kv_heads * c.head_dim, c.hidden)
         self._matrix(b + "attn_v.weight", c.kv_heads * c.head_dim, c.hidden)
-        self._matrix(b + "attn_output.weight", c.hidden, c.heads * c.head_dim, 0.5)
+        self._matrix(b + "attn_output.weight", c.hidden, c.heads * c.head_dim, 0.15)
         self._add(b + "attn_q_norm.weight", c.head_dim, value=1.0)
         self._add(b + "attn_k_norm.weight", c.head_dim, value=1.0)
         self._matrix(b + "indexer.q_proj.weight", c.indexer_heads * c.indexer_dim, c.hidden)
@@ -292,30 +291,45 @@ class Qwen4Exp(nn.Module):
             self[b + "ssm_dt.bias"].copy_(torch.log(torch.expm1(step)))
             self[b + "ssm_conv1d.weight"][:, -1] += 1.0
         self._add(b + "ssm_norm.weight", c.gdn_dim, value=1.0)
-        self._matrix(b + "ssm_out.weight", c.hidden, value, 0.5)
+        self._matrix(b + "ssm_out.weight", c.hidden, value, 0.15)
 
     @torch.no_grad()
-    def init_recall(self, layer: int) -> list[str]:
-        """Makes a GDN layer an associative memory from each token to its successor, and returns what it changed.
+    def init_recall(self) -> None:
+        """Starts two delta-net layers as associative memories, the circuit of in-context copying.
 
-        Queries see the current token and keys the one before it, through the same projection; memories are long.
+        One stores each token under the token before it, the other under the two before it. Recalled successors are
+        written in a basis of their own, which the output matrix reads. So an untrained model already continues a
+        repeated run of tokens (90 % of the tokens of a "drill"), which so short a training would hardly find.
         """
         c = self.config
-        b, key = f"blk.{layer}.", c.gdn_k_heads * c.gdn_dim
-        names = [b + name for name in ("attn_qkv.weight", "ssm_conv1d.weight", "ssm_alpha.weight", "ssm_beta.weight",
-                                       "ssm_dt.bias", "ssm_a_log")]
-        qkv, conv, alpha, beta, dt, a_log = (self[name] for name in names)
-        qkv[:key] = torch.randn(key, c.hidden, generator=self.generator) * (2 / c.hidden**0.5)
-        qkv[key:2 * key] = qkv[:key]
-        conv.zero_()
-        conv[:, -1] = 1.0
-        conv[key:2 * key, -1] = 0.0
-        conv[key:2 * key, -2] = 1.0
-        alpha.zero_()
-        beta.zero_()
-        a_log.zero_()
-        dt.fill_(math.log(math.expm1(0.005)))
-        return names
+        basis = self._orthogonal(c.hidden)
+        self["output.weight"].copy_(0.25 * self["token_embd.weight"] @ basis.t())
+        one, two = c.recall_layers
+        self._init_memory(one, basis, query_taps=(0, 0), key_taps=(1, 1))
+        self._init_memory(two, basis, query_taps=(0, 1), key_taps=(1, 2))
+
+    def _orthogonal(self, size: int) -> Tensor:
+        return torch.linalg.qr(torch.randn(size, size, generator=self.generator)).Q
+
+    def _init_memory(self, layer: int, basis: Tensor, query_taps: tuple[int, int], key_taps: tuple[int, int]) -> None:
+        """A GDN layer that stores each token under earlier ones; taps are the distances in tokens that the two halves
+        of each head's dimensions look back. Projections are small, so that SiLU is nearly linear on them."""
+        c = self.config
+        b, key, values = f"blk.{layer}.", c.gdn_k_heads * c.gdn_dim, c.gdn_v_heads * c.gdn_dim
+        scale = 0.6
+        query = torch.randn(key, c.hidden, generator=self.generator) * (scale / c.hidden**0.5)
+        value = self._orthogonal(c.hidden)[:values]
+        self[b + "attn_qkv.weight"].copy_(torch.cat([query, query, scale * value]))
+        conv = self[b + "ssm_conv1d.weight"].zero_()
+        half = torch.arange(key) % c.gdn_dim // (c.gdn_dim // 2)
+        conv[torch.arange(key), c.conv - 1 - torch.tensor(query_taps)[half]] = 1.0
+        conv[key + torch.arange(key), c.conv - 1 - torch.tensor(key_taps)[half]] = 1.0
+        conv[2 * key:, -1] = 1.0
+        self[b + "ssm_alpha.weight"].zero_()
+        self[b + "ssm_beta.weight"].zero_()
+        self[b + "ssm_a_log"].zero_()
+        self[b + "ssm_dt.bias"].fill_(math.log(math.expm1(0.005)))
+        self[b + "ssm_out.weight"].copy_(basis @ value.t())
 
     def __getitem__(self, name: str) -> nn.Parameter:
         return self._parameters_by_name[name]

@@ -27,9 +27,9 @@ import model as m
 import optimizer as opt
 
 # A step is some of these pairs of sequences; with long sequences the two of a pair take turns. "drill" becomes "tasks" late.
-PAIRS = (("tasks", "drill"), ("scripture", "python"), ("tasks", "tasks"), ("drill", "tasks"),
-         ("tasks", "drill"), ("manual", "python"), ("tasks", "tasks"), ("drill", "tasks"),
-         ("tasks", "tasks"), ("manual", "scripture"), ("tasks", "drill"), ("tasks", "tasks"))
+PAIRS = (("tasks", "drill"), ("scripture", "python"), ("tasks", "tasks"), ("manual", "tasks"),
+         ("tasks", "python"), ("manual", "scripture"), ("tasks", "tasks"), ("drill", "tasks"),
+         ("tasks", "tasks"), ("manual", "scripture"), ("tasks", "python"), ("tasks", "tasks"))
 DRILL_UNTIL = 0.82  # fraction of the time
 PAIRS_PER_STEP = 4  # the window of pairs moves on by so many every step
 TOKENS = 512  # of a pair
@@ -234,7 +234,6 @@ def main() -> None:
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--save-every", type=float, default=240, help="seconds")
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--init-recall", action="store_true", help="with --resume: initialise the recall layers anew")
     parser.add_argument("--pid-file", type=pathlib.Path)
     args = parser.parse_args()
     args.deadline = time.mktime(time.strptime(args.until, "%Y-%m-%dT%H:%M")) - time.timezone
@@ -260,15 +259,6 @@ def main() -> None:
         for unit in shared.units:
             for mine, saved in zip(unit.state, state["optimizer"][unit.name]):
                 mine.copy_(saved)
-        if args.init_recall:
-            net.load_state_dict(state["model"])
-            changed = [name for layer in config.recall_layers for name in net.init_recall(layer)]
-            for name in changed:
-                parameters[name].copy_(net[name].detach())
-            for unit in shared.units:
-                if unit.name in changed:
-                    for tensor in unit.state:
-                        tensor.zero_()
         shared.usage.copy_(state["usage"])
         shared.balance.copy_(state["balance"])
     context = mp.get_context("spawn")
