@@ -5,7 +5,8 @@
 //   kSigned, kOffset       codes carry signs, or are unsigned and stand for code - kOffset
 //   kHasOffset             value = d * q + m (Q4_1, Q5_1)
 //   load(block, part)      32 codes in element order
-//   pair(a, b, low, high)  kPairs: codes of elements 0..15 of two blocks and of elements 16..31
+//   pair(a, b, low, high)  in gemv_pairs: codes of elements 0..15 of two blocks and of elements
+//                          16..31; signed ones are never -128
 //   kMaxCode               unsigned codes: the largest
 //   scales8(p, offset)     d of eight rows; with kHasOffset d and m
 // Large (256 elements, activations Q8_256):
@@ -92,12 +93,19 @@ template <class P>
 PENSTOCK_INLINE void pair_sums(const uint8_t* const* p, const Cursor& cursor, size_t to_second,
                                __m256i low8, __m256i high8, __m256i* sums) noexcept {
   __m256i quad[2];
+  const __m256i low_magnitude = _mm256_abs_epi8(low8), high_magnitude = _mm256_abs_epi8(high8);
   const auto row = [&](int r) __attribute__((always_inline)) {
     cursor.prefetch(p[r], 0);
-    Codes low, high;
+    __m256i low, high;
     P::pair(p[r] + cursor.at(), p[r] + cursor.at() + to_second, low, high);
-    const __m256i a = multiply<P::kSigned>(low, low8), b = multiply<P::kSigned>(high, high8);
-    return P::kSigned ? add32(widen(a), widen(b)) : add16(a, b);
+    if constexpr (P::kSigned) {
+      // No code is -128, so the signs may pass from the activation to the codes: its magnitudes
+      // serve eight rows.
+      return add32(widen(_mm256_maddubs_epi16(low_magnitude, _mm256_sign_epi8(low, low8))),
+                   widen(_mm256_maddubs_epi16(high_magnitude, _mm256_sign_epi8(high, high8))));
+    } else {
+      return add16(_mm256_maddubs_epi16(low, low8), _mm256_maddubs_epi16(high, high8));
+    }
   };
   if constexpr (P::kSigned) {
     fold_halves(row, quad);

@@ -31,14 +31,6 @@ PENSTOCK_INLINE void nibble_pair(const uint8_t* a, const uint8_t* b, __m256i& lo
   low = _mm256_and_si256(bytes, mask);
   high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
 }
-PENSTOCK_INLINE void unsigned_pair(const uint8_t* a, const uint8_t* b, Codes& low,
-                                   Codes& high) noexcept {
-  __m256i l, h;
-  nibble_pair(a, b, l, h);
-  low = unsigned_codes(l);
-  high = unsigned_codes(h);
-}
-
 struct Q8_0 : Common {
   static constexpr size_t kBytes = 34;
   static constexpr bool kSigned = true;
@@ -53,9 +45,9 @@ struct Q4_0 : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(nibbles(x + 2));
   }
-  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
-                                   Codes& high) noexcept {
-    unsigned_pair(a + 2, b + 2, low, high);
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, __m256i& low,
+                                   __m256i& high) noexcept {
+    nibble_pair(a + 2, b + 2, low, high);
   }
 };
 
@@ -66,9 +58,9 @@ struct Q4_1 : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(nibbles(x + 4));
   }
-  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
-                                   Codes& high) noexcept {
-    unsigned_pair(a + 4, b + 4, low, high);
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, __m256i& low,
+                                   __m256i& high) noexcept {
+    nibble_pair(a + 4, b + 4, low, high);
   }
   PENSTOCK_INLINE static Halves scales8(const uint8_t* const* p, size_t at) noexcept {
     return halves8<true, true>(p, at);
@@ -86,7 +78,7 @@ PENSTOCK_INLINE __m256i fifth_bits(const uint8_t* p) noexcept {
 
 // Nibbles at q and fifth bits at h of two blocks.
 PENSTOCK_INLINE void fifth_bit_pair(const uint8_t* a, const uint8_t* b, size_t h, size_t q,
-                                    Codes& low, Codes& high) noexcept {
+                                    __m256i& low, __m256i& high) noexcept {
   const __m256i first =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
   const __m256i second =
@@ -99,8 +91,8 @@ PENSTOCK_INLINE void fifth_bit_pair(const uint8_t* a, const uint8_t* b, size_t h
   };
   __m256i l, u;
   nibble_pair(a + q, b + q, l, u);
-  low = unsigned_codes(_mm256_or_si256(l, fifth(first)));
-  high = unsigned_codes(_mm256_or_si256(u, fifth(second)));
+  low = _mm256_or_si256(l, fifth(first));
+  high = _mm256_or_si256(u, fifth(second));
 }
 
 struct Q5_0 : Common {
@@ -109,8 +101,8 @@ struct Q5_0 : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(_mm256_or_si256(nibbles(x + 6), fifth_bits(x + 2)));
   }
-  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
-                                   Codes& high) noexcept {
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, __m256i& low,
+                                   __m256i& high) noexcept {
     fifth_bit_pair(a, b, 2, 6, low, high);
   }
 };
@@ -122,8 +114,8 @@ struct Q5_1 : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(_mm256_or_si256(nibbles(x + 8), fifth_bits(x + 4)));
   }
-  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
-                                   Codes& high) noexcept {
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, __m256i& low,
+                                   __m256i& high) noexcept {
     fifth_bit_pair(a, b, 4, 8, low, high);
   }
   PENSTOCK_INLINE static Halves scales8(const uint8_t* const* p, size_t at) noexcept {
@@ -137,13 +129,13 @@ struct IQ4_NL : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return signed_codes(_mm256_shuffle_epi8(broadcast128(kIq4nlValues), nibbles(x + 2)));
   }
-  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
-                                   Codes& high) noexcept {
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, __m256i& low,
+                                   __m256i& high) noexcept {
     const __m256i values = broadcast128(kIq4nlValues);
     __m256i l, h;
     nibble_pair(a + 2, b + 2, l, h);
-    low = signed_codes(_mm256_shuffle_epi8(values, l));
-    high = signed_codes(_mm256_shuffle_epi8(values, h));
+    low = _mm256_shuffle_epi8(values, l);
+    high = _mm256_shuffle_epi8(values, h);
   }
 };
 
@@ -153,12 +145,12 @@ struct MXFP4 : Common {
   PENSTOCK_INLINE static Codes load(const uint8_t* x, int) noexcept {
     return unsigned_codes(_mm256_shuffle_epi8(values(), nibbles(x + 1)));
   }
-  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, Codes& low,
-                                   Codes& high) noexcept {
+  PENSTOCK_INLINE static void pair(const uint8_t* a, const uint8_t* b, __m256i& low,
+                                   __m256i& high) noexcept {
     __m256i l, h;
     nibble_pair(a + 1, b + 1, l, h);
-    low = unsigned_codes(_mm256_shuffle_epi8(values(), l));
-    high = unsigned_codes(_mm256_shuffle_epi8(values(), h));
+    low = _mm256_shuffle_epi8(values(), l);
+    high = _mm256_shuffle_epi8(values(), h);
   }
   PENSTOCK_INLINE static __m256i values() noexcept {
     return _mm256_add_epi8(broadcast128(kMxfp4Values), _mm256_set1_epi8(12));
