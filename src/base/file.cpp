@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/map_guard.h"
 #include "base/memory.h"
 
 namespace penstock {
@@ -78,10 +79,13 @@ FileMap::FileMap(const File& file) : size_(file.size()) {
     fail(ErrorKind::Io, "cannot map {}: {}", file.path(), errno_text(errno));
   }
   data_ = static_cast<std::byte*>(raw);
+  guard_mapping(data_, size_, file.path());
 }
 
 FileMap::~FileMap() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ == nullptr) return;
+  unguard_mapping(data_);
+  munmap(data_, size_);
 }
 
 FileMap::FileMap(FileMap&& other) noexcept

@@ -14,5 +14,6 @@ void add_logits(CLI::App& app, Action* action);
 void add_tokenize(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
 void add_synth(CLI::App& app, Action* action);
+void add_pack(CLI::App& app, Action* action);
 
 }  // namespace penstock::cli

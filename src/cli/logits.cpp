@@ -65,6 +65,7 @@ int run_logits(const Flags& flags) {
     if (flags.top > 0)
       rows.push_back(top_json(session.position() - 1, session.logits(), flags.top));
   }
+  check_unchanged(*runtime);
   if (out) out->commit();
   if (flags.top > 0) fmt::print("{}\n", rows.dump(1));
   return 0;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/map_guard.h"
 #include "cli/commands.h"
 #include "cli/version.h"
 #include "quant/matmul.h"
@@ -33,6 +34,7 @@ constexpr const char* kFooter =
 
 int main(int argc, char** argv) {
   using namespace penstock;
+  install_map_guard();
   CLI::App app{kAbout, "penstock"};
   app.require_subcommand(0, 1);
   app.fallthrough();
@@ -55,6 +57,7 @@ int main(int argc, char** argv) {
   cli::add_tokenize(app, &action);
   cli::add_logits(app, &action);
   cli::add_synth(app, &action);
+  cli::add_pack(app, &action);
   app.footer(kFooter);  // after the subcommands, which would inherit it
   std::string topic;
   CLI::App* help = app.add_subcommand("help", "how to use a command: penstock help run");

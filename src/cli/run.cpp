@@ -152,6 +152,7 @@ void Runner::report_plan() const {
   log::info("{} threads, {}; {} of {} experts in memory ({}); {}", runtime_.options().threads,
             quant::isa_name(quant::current_isa()), plan.slots(), plan.shape.n_experts(),
             format_bytes(plan.arena), runtime_.stream().io().describe());
+  log::info("experts are read from {}", runtime_.source().describe());
   log::debug("the plan:\n{}", experts::format_plan(plan));
 }
 
@@ -209,6 +210,7 @@ void Runner::print_json(const engine::GenerateResult& result) {
                      {"seed", sampling_.seed}};
   out["timings"] = timings_json(session_, runtime_);
   out["counters"] = counters_json(runtime_);
+  out["experts"] = source_json(runtime_);
   out["plan"] = plan_json(session_);
   fmt::print("{}\n", out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
@@ -221,6 +223,7 @@ int Runner::finish(const engine::GenerateResult& result) {
     if (sampling_.temperature > 0) end += fmt::format(" (seed {})", sampling_.seed);
     fmt::print(stderr, "\n{}", summary_table(session_, end));
   }
+  check_unchanged(runtime_);
   return result.reason == engine::StopReason::Cancelled ? static_cast<int>(ErrorKind::Cancelled)
                                                         : 0;
 }

@@ -64,6 +64,19 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "uring", "pread", "buffered"}))
       ->capture_default_str()
       ->group("Streaming");
+  app.add_option("--pack", pack_,
+                 "where experts are read from: a pack file, none (the model itself), or auto (a "
+                 "pack beside the model that was made from it)")
+      ->capture_default_str()
+      ->group("Streaming");
+  app.add_flag("--pack-unchecked", pack_unchecked_,
+               "take the --pack FILE although it was made from another model of this shape")
+      ->group("Streaming");
+  app.add_option(
+         "--verify", verify_,
+         "check the checksums of records read from a pack: none, all, sample:N (every N-th)")
+      ->capture_default_str()
+      ->group("Streaming");
   app.add_option("--evict", evict_, "which expert makes room: lfu (aged counts) or lru")
       ->check(CLI::IsMember({"lfu", "lru"}))
       ->capture_default_str()
@@ -103,6 +116,8 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   options.stream.evict = experts::parse_evict(evict_);
   options.stream.depth = depth_;
   options.stream.alias = alias_;
+  options.stream.pack = {pack_, pack_unchecked_};
+  options.stream.verify_every = experts::parse_verify(verify_);
   return options;
 }
 
@@ -118,6 +133,13 @@ std::unique_ptr<engine::Runtime> open_runtime(const RuntimeFlags& flags) {
                                          bar->set(done);
                                        });
   return runtime;
+}
+
+void check_unchanged(const engine::Runtime& runtime) {
+  const std::string changed = runtime.source().changed();
+  if (changed.empty()) return;
+  fail(ErrorKind::Io,
+       "{}: what was computed with it cannot be relied on; check the file and run again", changed);
 }
 
 std::vector<int32_t> read_token_ids(const std::string& path) {

@@ -19,17 +19,21 @@ class RuntimeFlags {
 
  private:
   std::string model_, ple_, precision_ = "fast", kv_ = "auto", io_ = "auto", memory_ = "auto",
-                            dense_ = "copy", evict_ = "lfu";
+                            dense_ = "copy", evict_ = "lfu", pack_ = "auto", verify_ = "none";
   int threads_ = 0;
   int64_t ctx_ = 0;
   int prompt_chunk_ = 0;
   int64_t arena_slots_ = 0;
   int depth_ = 8;
   bool alias_ = false;
+  bool pack_unchecked_ = false;
 };
 
 // Opens the runtime with progress on stderr.
 std::unique_ptr<engine::Runtime> open_runtime(const RuntimeFlags& flags);
+
+// Throws Error(Io) when one of the files was written to or cut while it was in use.
+void check_unchanged(const engine::Runtime& runtime);
 
 // models/ beside the program or two folders above it; throws Error(Usage) when it is not there.
 std::string sample_model_path();

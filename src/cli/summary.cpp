@@ -79,7 +79,12 @@ std::string summary_table(engine::Session& session, const std::string& end) {
     out +=
         fmt::format(", {:.2f} MB of n-gram rows", static_cast<double>(counters.ple.bytes) * 1e-6);
   }
-  out += fmt::format("\n  disk        {}\n", runtime.stream().io().describe());
+  out += fmt::format("\n  experts in  {}\n", runtime.source().describe());
+  if (counters.records_verified != 0) {
+    out += fmt::format("  verified    {} of {} records read, all sound\n",
+                       counters.records_verified, counters.experts_read);
+  }
+  out += fmt::format("  disk        {}\n", runtime.stream().io().describe());
   out +=
       fmt::format("  arena       {} of {} experts ({:.1f} %), {}, {} of it on huge pages\n",
                   plan.slots(), plan.shape.n_experts(), share(plan.slots(), plan.shape.n_experts()),
@@ -126,6 +131,7 @@ Json counters_json(const engine::Runtime& runtime) {
           {"reads_prompt", reads_json(c.prompt)},
           {"reads_ple", reads_json(c.ple)},
           {"experts_read", c.experts_read},
+          {"records_verified", c.records_verified},
           {"stall_ns", c.stall_ns},
           {"stall_events", c.stall_events},
           {"io_busy_ns", c.io_busy_ns},
@@ -137,6 +143,31 @@ Json counters_json(const engine::Runtime& runtime) {
           {"prompt_arena_used", c.prompt_arena_used},
           {"prompt_stall_ns", c.prompt_stall_ns},
           {"dev_bytes", storage_bytes_read()}};
+}
+
+Json source_json(const engine::Runtime& runtime) {
+  const experts::IoReport& io = runtime.stream().io();
+  Json out;
+  if (const auto& pack = runtime.source().pack) {
+    out["pack"] = {{"path", pack->path},
+                   {"model_id", hex(pack->model_id)},
+                   {"layout", pack->layout},
+                   {"align", pack->align},
+                   {"layers", pack->n_layers},
+                   {"verify", experts::verify_name(pack->verify_every)},
+                   {"overridden", pack->overridden}};
+  } else {
+    out["pack"] = nullptr;
+  }
+  out["io"] = {{"requested", experts::io_mode_name(io.requested)},
+               {"engine", experts::engine_name(io.engine)},
+               {"direct", io.direct},
+               {"proven", io.proven},
+               {"alignment", io.alignment},
+               {"file_system", io.file_system},
+               {"registered_bytes", io.registered_bytes},
+               {"reason", io.reason}};
+  return out;
 }
 
 Json plan_json(engine::Session& session) {

@@ -19,4 +19,8 @@ std::string version_text() {
                      quant::isa_name(quant::current_isa()));
 }
 
+std::string tool_name() {
+  return fmt::format("penstock {}", PENSTOCK_VERSION);
+}
+
 }  // namespace penstock::cli

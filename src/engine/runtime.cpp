@@ -46,7 +46,7 @@ std::unique_ptr<Runtime> Runtime::open(const RuntimeOptions& options, const Prog
 }
 
 // The plan for the settings in force; tries smaller prompt chunks while the user did not name one.
-experts::Plan Runtime::plan_memory(const experts::StreamFiles& files, uint64_t taken) {
+experts::Plan Runtime::plan_memory(uint64_t taken) {
   const models::StateOptions state{.n_ctx = options_.n_ctx, .kv = *options_.kv};
   const MemoryFacts machine = memory_facts();
   const bool fixed = options_.prompt_chunk != 0;
@@ -60,13 +60,13 @@ experts::Plan Runtime::plan_memory(const experts::StreamFiles& files, uint64_t t
     request.terms.scratch_decode = needs.scratch_decode;
     request.terms.scratch_prompt = needs.scratch_prompt;
     request.terms.logits = needs.logits;
-    request.terms.io = experts::stream_io_bytes(model_->experts(), options_.stream);
+    request.terms.io = experts::stream_io_bytes(source_.geometry, options_.stream);
     request.terms.threads = static_cast<uint64_t>(pool_->size() - 1) * kStackBytes;
     if (rows_)
       request.terms.ple =
           experts::RowStore::memory_bytes(rows_->table(), row_store_options(options_.stream));
-    request.shape = experts::arena_shape(model_->experts(), files.alignment());
-    request.terms.tables = experts::stream_table_bytes(model_->experts(), request.shape);
+    request.shape = experts::arena_shape(source_.geometry, source_.files->alignment());
+    request.terms.tables = experts::stream_table_bytes(source_.geometry, request.shape);
     request.machine = machine;
     request.taken = taken;
     request.memory = options_.memory;
@@ -93,7 +93,10 @@ void Runtime::load_all(const Progress& progress) {
     if (progress) progress(phase, done, total);
   };
   int64_t started = now_ns();
-  file_ = std::make_shared<const gguf::Model>(gguf::Model::open(options_.model_path));
+  // Experts that the file lacks may be in a pack; open_expert_source() decides.
+  const auto file = std::make_shared<gguf::Model>(
+      gguf::Model::open(options_.model_path, {.allow_missing_experts = true}));
+  file_ = file;
   if (!options_.ple_path.empty()) {
     table_file_ = std::make_shared<const gguf::Model>(gguf::Model::open(options_.ple_path));
   }
@@ -118,7 +121,10 @@ void Runtime::load_all(const Progress& progress) {
   }
   pool_ = std::make_unique<ThreadPool>(options_.threads);
 
-  const auto files = experts::open_expert_files(model_->experts(), options_.stream.io);
+  source_ = experts::open_expert_source(*file_, model_->experts(), options_.stream);
+  if (source_.pack && source_.pack->overridden.empty()) {
+    file->adopt_model_id(source_.pack->model_id);
+  }
   if (const models::TableGeometry* table = model_->table()) {
     const std::array<uint64_t, 1> probe = {table->offset};
     rows_ = std::make_unique<experts::RowStore>(
@@ -131,7 +137,7 @@ void Runtime::load_all(const Progress& progress) {
     model_->attach_table(rows_.get());
   }
   const bool chunk_was_given = options_.prompt_chunk != 0;
-  plan_ = plan_memory(*files, 0);  // refuses before anything large is taken
+  plan_ = plan_memory(0);  // refuses before anything large is taken
   load_.open_s = seconds_since(started);
 
   started = now_ns();
@@ -154,8 +160,8 @@ void Runtime::load_all(const Progress& progress) {
   started = now_ns();
   const uint64_t after = footprint().total();
   if (!chunk_was_given) options_.prompt_chunk = 0;
-  plan_ = plan_memory(*files, after > before ? after - before : 0);
-  stream_ = experts::make_stream(model_->experts(), files, plan_.shape, options_.stream);
+  plan_ = plan_memory(after > before ? after - before : 0);
+  stream_ = experts::make_stream(source_.geometry, source_.files, plan_.shape, options_.stream);
   load_.arena_s = seconds_since(started);
   load_.arena_huge_bytes = stream_->arena_huge_bytes();
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/thread_pool.h"
+#include "experts/expert_source.h"
 #include "experts/options.h"
 #include "experts/plan.h"
 #include "experts/row_store.h"
@@ -58,6 +59,7 @@ class Runtime {
   experts::Stream& stream() noexcept { return *stream_; }
   const experts::Stream& stream() const noexcept { return *stream_; }
   const experts::RowStore* rows() const noexcept { return rows_.get(); }
+  const experts::ExpertSource& source() const noexcept { return source_; }
   const experts::Plan& plan() const noexcept { return plan_; }
   const LoadReport& load() const noexcept { return load_; }
 
@@ -70,7 +72,7 @@ class Runtime {
  private:
   explicit Runtime(const RuntimeOptions& options) : options_(options) {}
   void load_all(const Progress& progress);
-  experts::Plan plan_memory(const experts::StreamFiles& files, uint64_t taken);
+  experts::Plan plan_memory(uint64_t taken);
 
   RuntimeOptions options_;
   std::shared_ptr<const gguf::Model> file_;
@@ -81,6 +83,7 @@ class Runtime {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<models::State> state_;
   std::unique_ptr<experts::RowStore> rows_;
+  experts::ExpertSource source_;
   std::unique_ptr<experts::Stream> stream_;
   experts::Plan plan_;
   LoadReport load_;

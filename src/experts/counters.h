@@ -55,8 +55,9 @@ struct Counters {
   uint64_t steps = 0;
   uint64_t tokens = 0;  // decode rows
   ReadCounts demand, spec, fill, prompt, ple;
-  uint64_t experts_read = 0;  // experts, where reads counts preads (three per expert)
-  uint64_t stall_ns = 0;      // only time blocked
+  uint64_t records_verified = 0;  // of a pack, whose checksum was computed and compared
+  uint64_t experts_read = 0;      // experts, where reads counts preads (three per expert)
+  uint64_t stall_ns = 0;          // only time blocked
   uint64_t stall_events = 0;
   uint64_t io_busy_ns = 0;  // union of the intervals with a read in flight, as seen (LatencyCounts)
   uint64_t io_latency_ns = 0;  // sum over reads: qd_avg = io_latency_ns / io_busy_ns

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,22 @@ struct MatrixGeometry {
   uint64_t stride = 0;  // distance between experts: bytes, or twice that in a merged tensor
 };
 
+// Checksums of a layer's records, by expert, to compare what was read with.
+struct RecordSums {
+  uint32_t kind = 0;  // Checksum, in pack_format.h
+  std::vector<uint64_t> sums;
+};
+
 struct LayerGeometry {
   int layer = 0;  // the model's block index, for messages
   int n_expert = 0;
   int n_used = 0;
   bool merged = false;  // gate and up lie in one tensor: up.offset == gate.offset + gate.bytes
+  // In a pack an expert's matrices share a record: this many bytes, padding included, from
+  // gate.offset + e * record_bytes, read at once; the strides are equal to it. 0: each matrix lies
+  // in its tensor.
+  uint64_t record_bytes = 0;
+  std::shared_ptr<const RecordSums> sums;  // null: reads are not checked
   MatrixGeometry gate, up, down;
   uint64_t expert_bytes() const noexcept { return gate.bytes + up.bytes + down.bytes; }
 };

@@ -5,8 +5,11 @@
 //   ReadQueue     on top (read_queue.h): retries, end of file, accounting
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -34,13 +37,33 @@ struct IoReport {
   std::string describe() const;   // one line for people
 };
 
+// The system calls that find out whether a file can be read directly; tests put others in their
+// place to play file systems that refuse.
+struct ProbeCalls {
+  std::function<File(const std::string& path, int flags, int* error)> open = File::try_open;
+  std::function<ssize_t(int fd, void* data, size_t bytes, off_t offset)> pread = ::pread;
+};
+
+// What tells that a file was written to or cut.
+struct FileStamp {
+  uint64_t device = 0, inode = 0, bytes = 0;
+  int64_t modified_ns = 0;
+  bool same_file(const FileStamp& other) const noexcept {
+    return device == other.device && inode == other.inode;
+  }
+};
+FileStamp stamp_of(const File& file);  // throws Error(Io)
+// How `now` differs from `then`, naming the path; empty if it does not.
+std::string stamp_difference(const std::string& path, const FileStamp& then, const FileStamp& now);
+
 // The files that hold experts or rows, opened once and shared by the stream and the row store.
 class StreamFiles {
  public:
   // probe_at[i]: an offset in file i inside the data that will be streamed; its neighbourhood is
   // what the probe reads. Throws Error(Io) when a file cannot be opened at all.
   static std::shared_ptr<const StreamFiles> open(const std::vector<std::string>& paths, IoMode mode,
-                                                 std::span<const uint64_t> probe_at);
+                                                 std::span<const uint64_t> probe_at,
+                                                 const ProbeCalls& calls = {});
 
   size_t size() const noexcept { return files_.size(); }
   int fd(size_t file) const noexcept { return files_[file].fd(); }
@@ -50,9 +73,15 @@ class StreamFiles {
   uint32_t alignment() const noexcept { return report_.alignment; }  // 1 when buffered
   const IoReport& report() const noexcept { return report_; }
 
+  // The first file that was written to or cut since it was opened, with what differs; empty when
+  // all are as they were. A file that was replaced by another of its name is no such file: what was
+  // opened stays readable.
+  std::string changed() const;
+
  private:
   std::vector<File> files_;
   std::vector<uint64_t> bytes_;
+  std::vector<FileStamp> stamps_;
   IoReport report_;
 };
 

@@ -1,5 +1,7 @@
 #include "experts/options.h"
 
+#include <charconv>
+
 #include "base/error.h"
 
 namespace penstock::experts {
@@ -34,6 +36,24 @@ Evict parse_evict(std::string_view text) {
 
 const char* evict_name(Evict evict) noexcept {
   return evict == Evict::Lfu ? "lfu" : "lru";
+}
+
+uint64_t parse_verify(std::string_view text) {
+  if (text == "none") return 0;
+  if (text == "all") return 1;
+  constexpr std::string_view kSample = "sample:";
+  if (text.starts_with(kSample)) {
+    const char* const end = text.data() + text.size();
+    uint64_t every = 0;
+    const auto [at, error] = std::from_chars(text.data() + kSample.size(), end, every);
+    if (error == std::errc() && at == end && every > 0) return every;
+  }
+  fail(ErrorKind::Usage, "--verify {}: must be none, all or sample:N, N from 1", text);
+}
+
+std::string verify_name(uint64_t every) {
+  if (every < 2) return every == 0 ? "none" : "all";
+  return fmt::format("sample:{}", every);
 }
 
 }  // namespace penstock::experts

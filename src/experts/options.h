@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace penstock::experts {
@@ -22,6 +23,21 @@ enum class Evict { Lfu, Lru };
 Evict parse_evict(std::string_view text);  // throws Error(Usage)
 const char* evict_name(Evict evict) noexcept;
 
+// `--pack`: where the experts are read from.
+struct PackChoice {
+  // A pack; "auto": a pack in the model's folder that was made from this model, if there is one;
+  // "none": the model's own tensors.
+  std::string file = "auto";
+  // `--pack-unchecked`: take the file although it was made from another model. Shapes and types
+  // must still fit; the run's summary says so, because the output may mean nothing.
+  bool unchecked = false;
+};
+
+// `--verify`: none (0), all (1) or sample:N (N), the share of records read from a pack whose
+// checksum is computed and compared.
+uint64_t parse_verify(std::string_view text);  // throws Error(Usage)
+std::string verify_name(uint64_t every);
+
 struct StreamOptions {
   IoMode io = IoMode::Auto;
   int depth = 8;  // experts being read at once for a prompt; demand has no limit
@@ -29,8 +45,10 @@ struct StreamOptions {
   int half_life = 32;            // decode tokens after which all use counts are halved
   bool register_buffers = true;  // io_uring: reads into registered arena memory when allowed
   double huge_seconds = 10.0;    // time limit for faulting the arena in on huge pages; 0: none
-  bool alias = false;            // every (layer, expert) shares a few slots filled once: for
-                                 // measuring compute alone, the output is meaningless
+  PackChoice pack = {};
+  uint64_t verify_every = 0;  // see parse_verify()
+  bool alias = false;         // every (layer, expert) shares a few slots filled once: for
+                              // measuring compute alone, the output is meaningless
   // Wraps the backend in use; for fault injection by tests. May be empty.
   std::function<std::unique_ptr<IoBackend>(std::unique_ptr<IoBackend>)> decorate = {};
 

@@ -15,8 +15,6 @@ constexpr uint64_t kCacheLine = 64;
 
 RecordLayout record_layout(const LayerGeometry& layer, uint32_t alignment) {
   RecordLayout layout;
-  layout.merged = layer.merged;
-  layout.gate_bytes = layer.gate.bytes;
   layout.alignment = alignment;
   uint64_t end = 0;
   const auto add = [&](const MatrixGeometry& matrix, uint64_t bytes) {
@@ -24,18 +22,29 @@ RecordLayout record_layout(const LayerGeometry& layer, uint32_t alignment) {
       fail(ErrorKind::Unsupported, "an expert matrix of layer {} has {} bytes; at most {} are read",
            layer.layer, bytes, kMaxRead);
     }
-    layout.parts[layout.n_parts++] = {matrix.shard, matrix.offset, matrix.stride, bytes, end};
-    // The matrix may begin up to alignment - 1 bytes into its room.
-    const uint64_t room = round_up(bytes, alignment) + (alignment > 1 ? alignment : 0);
+    layout.parts[layout.n_parts] = {matrix.shard, matrix.offset, matrix.stride, bytes, end};
+    // Records are aligned; a matrix may begin up to alignment - 1 bytes into its room.
+    const bool aligned = layer.record_bytes != 0 || alignment == 1;
+    const uint64_t room = round_up(bytes, alignment) + (aligned ? 0 : alignment);
     end += round_up(room, std::max<uint64_t>(alignment, kCacheLine));
+    return layout.n_parts++;
   };
-  if (layer.merged) {
-    add(layer.gate, layer.gate.bytes + layer.up.bytes);
+  if (layer.record_bytes != 0) {
+    const int record = add(layer.gate, layer.record_bytes);
+    layout.gate = {record, 0};
+    layout.up = {record, layer.up.offset - layer.gate.offset};
+    layout.down = {record, layer.down.offset - layer.gate.offset};
   } else {
-    add(layer.gate, layer.gate.bytes);
-    add(layer.up, layer.up.bytes);
+    if (layer.merged) {
+      const int both = add(layer.gate, layer.gate.bytes + layer.up.bytes);
+      layout.gate = {both, 0};
+      layout.up = {both, layer.gate.bytes};
+    } else {
+      layout.gate = {add(layer.gate, layer.gate.bytes), 0};
+      layout.up = {add(layer.up, layer.up.bytes), 0};
+    }
+    layout.down = {add(layer.down, layer.down.bytes), 0};
   }
-  add(layer.down, layer.down.bytes);
   layout.slot_bytes = round_up(end, std::max<uint64_t>(alignment, kPageSize));
   return layout;
 }
@@ -50,16 +59,12 @@ PartRead part_read(const RecordLayout& layout, int part, int expert) noexcept {
 }
 
 ExpertData locate(const RecordLayout& layout, int expert, const std::byte* slot) noexcept {
-  const auto start = [&](int part) {
-    const RecordPart& p = layout.parts[part];
+  const auto start = [&](const MatrixPlace& place) {
+    const RecordPart& p = layout.parts[place.part];
     const uint64_t from = p.offset + static_cast<uint64_t>(expert) * p.stride;
-    return slot + p.region + from % layout.alignment;
+    return slot + p.region + from % layout.alignment + place.offset;
   };
-  ExpertData data;
-  data.gate = start(0);
-  data.up = layout.merged ? data.gate + layout.gate_bytes : start(1);
-  data.down = start(layout.n_parts - 1);
-  return data;
+  return {start(layout.gate), start(layout.up), start(layout.down)};
 }
 
 }  // namespace penstock::experts

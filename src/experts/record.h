@@ -1,6 +1,6 @@
-// How one expert is read from its file in place and where its matrices then lie in a slot
-// (spec/streaming.md §B.3): one read per matrix, or per adjacent pair in a merged tensor, each
-// widened to the alignment that direct reads need.
+// How one expert is read and where its matrices then lie in a slot (spec/streaming.md §B.2-3): from
+// a pack by one read of its record; in place by one read per matrix, or per adjacent pair in a
+// merged tensor, each widened to the alignment that direct reads need.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,16 @@ struct RecordPart {
   uint64_t region = 0;  // where the part's room begins in a slot; a multiple of the alignment
 };
 
+// A matrix: the part that brings it and where it begins in that part.
+struct MatrixPlace {
+  int part = 0;
+  uint64_t offset = 0;
+};
+
 struct RecordLayout {
   RecordPart parts[kMaxParts];
   int n_parts = 0;
-  bool merged = false;
-  uint64_t gate_bytes = 0;
+  MatrixPlace gate, up, down;
   uint32_t alignment = 1;
   uint64_t slot_bytes = 0;  // a multiple of the page size
 };

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "experts/arena.h"
+#include "experts/pack_format.h"
 #include "experts/read_queue.h"
 #include "experts/record.h"
 #include "experts/residency.h"
@@ -15,6 +16,8 @@
 
 namespace penstock::experts {
 namespace {
+
+constexpr int kBadChecksum = -2;  // beside errno and kEndOfFile
 
 // A read's tag: the slot's generation, the part, the slot.
 uint64_t make_tag(uint32_t gen, int part, int32_t slot) noexcept {
@@ -81,6 +84,7 @@ class ExpertStream final : public Stream {
   void release_batch();
   void deliver(std::vector<Held>& from, size_t limit);
   void raise_failure();
+  bool record_is_sound(const Slot& slot, int32_t id);
   void copy_io_counters();
   void hold(int expert, int32_t slot, bool admitted);
   // An aliased expert is represented by one of those that were filled in.
@@ -132,6 +136,7 @@ class ExpertStream final : public Stream {
 
   Step step_;
   int since_halving_ = 0;
+  uint64_t since_verified_ = 0;  // records read
   Counters counters_;
   std::vector<uint64_t> layer_stall_ns_;
   Trace trace_;
@@ -379,10 +384,31 @@ void ExpertStream::handle(std::span<const ReadDone> done) {
       }
     }
     if (--parts_left_[s] > 0) continue;
+    if (slot_failed_[s] == 0 && !record_is_sound(state, slot)) {
+      slot_failed_[s] = 1;
+      if (failure_.error == 0) {
+        const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(state.layer)];
+        failure_ = {state.layer, state.expert, layer.gate.shard,
+                    layer.gate.offset + static_cast<uint64_t>(state.expert) * layer.record_bytes,
+                    kBadChecksum};
+      }
+    }
     --reading_;
     residency_.complete(slot, slot_failed_[s] == 0);
     if (slot_failed_[s] == 0) hold(state.expert, slot, true);
   }
+}
+
+// Compares the checksum of every n-th record that was read, as far as there are any to compare
+// with.
+bool ExpertStream::record_is_sound(const Slot& slot, int32_t id) {
+  const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(slot.layer)];
+  if (layer.sums == nullptr || options_.verify_every == 0) return true;
+  if (++since_verified_ < options_.verify_every) return true;
+  since_verified_ = 0;
+  ++counters_.records_verified;
+  return checksum(static_cast<Checksum>(layer.sums->kind), {arena_.slot(id), layer.record_bytes}) ==
+         layer.sums->sums[static_cast<size_t>(slot.expert)];
 }
 
 std::span<const ReadyExpert> ExpertStream::next() {
@@ -459,6 +485,13 @@ void ExpertStream::raise_failure() {
   if (failure_.error == 0) return;
   step_ = {};
   const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(failure_.layer)];
+  if (failure_.error == kBadChecksum) {
+    fail(ErrorKind::Format,
+         "expert {} of layer {} at offset {} of {} is damaged: its checksum differs; the step was "
+         "given up. `penstock pack verify` tells how much is damaged, `penstock pack` makes it "
+         "again",
+         failure_.expert, layer.layer, failure_.offset, files_->path(failure_.shard));
+  }
   const std::string cause =
       failure_.error == kEndOfFile ? "the file ends there" : errno_text(failure_.error);
   fail(ErrorKind::Io,

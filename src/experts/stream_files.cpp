@@ -82,10 +82,11 @@ void drop_pages(int fd, uint64_t offset) {
 }
 
 // -1 with errno, like pread, but never interrupted.
-ssize_t read_once(int fd, std::byte* data, uint64_t bytes, uint64_t offset) {
+ssize_t read_once(const ProbeCalls& calls, int fd, std::byte* data, uint64_t bytes,
+                  uint64_t offset) {
   ssize_t n = 0;
   do {
-    n = ::pread(fd, data, bytes, static_cast<off_t>(offset));
+    n = calls.pread(fd, data, bytes, static_cast<off_t>(offset));
   } while (n < 0 && errno == EINTR);
   return n;
 }
@@ -116,12 +117,12 @@ struct Verdict {
 
 // One place: empty the cache there, read directly, look whether the cache stayed empty, and check
 // that a buffered read would have been seen.
-Evidence observe(int direct_fd, int buffered_fd, std::byte* buffer, uint64_t offset,
-                 uint64_t file_bytes, int* error) {
+Evidence observe(const ProbeCalls& calls, int direct_fd, int buffered_fd, std::byte* buffer,
+                 uint64_t offset, uint64_t file_bytes, int* error) {
   *error = 0;
   drop_pages(buffered_fd, offset);
   const std::optional<uint64_t> before = cached_pages(buffered_fd, offset, kProbeBytes);
-  if (read_once(direct_fd, buffer, kProbeBytes, offset) < 0) {
+  if (read_once(calls, direct_fd, buffer, kProbeBytes, offset) < 0) {
     *error = errno;
     return Evidence::Buffered;
   }
@@ -130,17 +131,17 @@ Evidence observe(int direct_fd, int buffered_fd, std::byte* buffer, uint64_t off
   // The deliberately unaligned read: direct file systems refuse it or serve it from the cache. We
   // never issue one; it must only not be mistaken for proof, so its pages go away again.
   const uint64_t odd = std::min<uint64_t>(100, file_bytes - offset);
-  const bool odd_refused = read_once(direct_fd, buffer + 1, odd, offset + 1) < 0;
+  const bool odd_refused = read_once(calls, direct_fd, buffer + 1, odd, offset + 1) < 0;
   drop_pages(buffered_fd, offset);
-  const bool control = read_once(buffered_fd, buffer, kProbeBytes, offset) > 0 &&
+  const bool control = read_once(calls, buffered_fd, buffer, kProbeBytes, offset) > 0 &&
                        cached_pages(buffered_fd, offset, kProbeBytes).value_or(0) != 0;
   drop_pages(buffered_fd, offset);
   if (!stayed_empty) return Evidence::Buffered;
   return control || odd_refused ? Evidence::Direct : Evidence::None;
 }
 
-Verdict probe(const File& direct, const File& buffered, uint64_t file_bytes, uint64_t at,
-              const std::string& file_system) {
+Verdict probe(const ProbeCalls& calls, const File& direct, const File& buffered,
+              uint64_t file_bytes, uint64_t at, const std::string& file_system) {
   Verdict verdict;
   bool refused = false;
   const uint32_t alignment = direct_alignment(direct.fd(), &refused);
@@ -161,7 +162,7 @@ Verdict probe(const File& direct, const File& buffered, uint64_t file_bytes, uin
     if (offset >= file_bytes) break;
     int error = 0;
     const Evidence evidence =
-        observe(direct.fd(), buffered.fd(), buffer.data(), offset, file_bytes, &error);
+        observe(calls, direct.fd(), buffered.fd(), buffer.data(), offset, file_bytes, &error);
     if (error != 0) {
       return {false, false, 1,
               fmt::format("a direct read of {} at offset {} failed: {}", direct.path(), offset,
@@ -182,7 +183,8 @@ Verdict probe(const File& direct, const File& buffered, uint64_t file_bytes, uin
 
 std::shared_ptr<const StreamFiles> StreamFiles::open(const std::vector<std::string>& paths,
                                                      IoMode mode,
-                                                     std::span<const uint64_t> probe_at) {
+                                                     std::span<const uint64_t> probe_at,
+                                                     const ProbeCalls& calls) {
   if (paths.size() != probe_at.size()) {
     fail(ErrorKind::Internal, "{} files but {} places to probe", paths.size(), probe_at.size());
   }
@@ -205,10 +207,10 @@ std::shared_ptr<const StreamFiles> StreamFiles::open(const std::vector<std::stri
     if (i == 0) report.file_system = file_system;
     if (all_direct) {
       int error = 0;
-      File opened = File::try_open(paths[i], O_RDONLY | O_DIRECT, &error);
+      File opened = calls.open(paths[i], O_RDONLY | O_DIRECT, &error);
       Verdict verdict;
       if (opened) {
-        verdict = probe(opened, buffered, bytes, probe_at[i], file_system);
+        verdict = probe(calls, opened, buffered, bytes, probe_at[i], file_system);
       } else {
         verdict.reason =
             fmt::format("{} refuses O_DIRECT for {}: {}", file_system, paths[i], errno_text(error));
@@ -220,6 +222,7 @@ std::shared_ptr<const StreamFiles> StreamFiles::open(const std::vector<std::stri
       direct.push_back(std::move(opened));
     }
     files->bytes_.push_back(bytes);
+    files->stamps_.push_back(stamp_of(buffered));
     files->files_.push_back(std::move(buffered));
   }
   report.direct = all_direct;
@@ -230,6 +233,34 @@ std::shared_ptr<const StreamFiles> StreamFiles::open(const std::vector<std::stri
     report.proven = false;
   }
   return files;
+}
+
+std::string StreamFiles::changed() const {
+  for (size_t i = 0; i < files_.size(); ++i) {
+    std::string what = stamp_difference(path(i), stamps_[i], stamp_of(files_[i]));
+    if (!what.empty()) return what;
+  }
+  return {};
+}
+
+FileStamp stamp_of(const File& file) {
+  struct stat info {};
+  if (::fstat(file.fd(), &info) != 0) {
+    fail(ErrorKind::Io, "cannot stat {}: {}", file.path(), errno_text(errno));
+  }
+  return {info.st_dev, info.st_ino, static_cast<uint64_t>(info.st_size),
+          int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec};
+}
+
+std::string stamp_difference(const std::string& path, const FileStamp& then, const FileStamp& now) {
+  if (now.bytes != then.bytes) {
+    return fmt::format("{} had {} bytes when it was opened and has {} now", path, then.bytes,
+                       now.bytes);
+  }
+  if (now.modified_ns != then.modified_ns) {
+    return fmt::format("{} was written to while it was in use", path);
+  }
+  return {};
 }
 
 }  // namespace penstock::experts

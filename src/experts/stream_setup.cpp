@@ -78,12 +78,14 @@ uint64_t stream_io_bytes(const Geometry& geometry, const StreamOptions& options)
 
 uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape) {
   uint64_t n_expert = 0;
+  uint64_t sums = 0;  // checksums to compare with
   for (const LayerGeometry& layer : geometry.layers) {
+    if (layer.sums != nullptr) sums += layer.sums->sums.size() * sizeof(uint64_t);
     n_expert = std::max(n_expert, static_cast<uint64_t>(layer.n_expert));
   }
   constexpr uint64_t kPerExpert = 256;  // lists of the current layer, probabilities, marks
   return Residency::memory_bytes(geometry, shape) + n_expert * kPerExpert +
-         geometry.layers.size() * (sizeof(RecordLayout) + sizeof(uint64_t));
+         geometry.layers.size() * (sizeof(RecordLayout) + sizeof(uint64_t)) + sums;
 }
 
 }  // namespace penstock::experts

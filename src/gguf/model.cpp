@@ -246,6 +246,7 @@ Sha256 Model::header_id() const {
 }
 
 Sha256 Model::model_id() const {
+  if (adopted_id_) return *adopted_id_;
   constexpr uint64_t kPiece = 4096;
   Sha256Stream hash;
   for (size_t i = 0; i < shards_.size(); ++i)

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -100,12 +101,15 @@ class Model {
   // header sections, then the first and last 4 KiB of every tensor. Tells fine-tunes of one shape
   // apart. Reads two pages per tensor.
   Sha256 model_id() const;
+  // A dense-only file cannot compute that: the pack that holds its experts says what it is.
+  void adopt_model_id(const Sha256& id) { adopted_id_ = id; }
 
  private:
   friend class Parser;
   Model() = default;
 
   std::string path_;
+  std::optional<Sha256> adopted_id_;
   std::vector<Shard> shards_;
   std::vector<FileMap> maps_;
   std::vector<std::span<const std::byte>> views_;  // per shard: its whole file

@@ -58,6 +58,7 @@ struct Writer::Declared {
   TypeId type{};
   std::vector<uint64_t> dims;
   uint64_t bytes = 0;
+  bool absent = false;
   size_t output = 0;
   uint64_t offset = 0;  // relative to the data section of its file
   std::atomic<uint64_t> written{0};
@@ -71,6 +72,7 @@ struct Writer::Output {
   uint64_t header_bytes = 0;
   uint64_t data_start = 0;
   uint64_t data_bytes = 0;
+  uint64_t absent_bytes = 0;  // described, behind the end of the file
   uint64_t file_bytes() const noexcept { return data_start + data_bytes; }
 };
 
@@ -186,6 +188,13 @@ size_t Writer::add_tensor(std::string_view name, TypeId type, std::span<const ui
   return tensors_.size() - 1;
 }
 
+void Writer::add_absent_tensor(std::string_view name, TypeId type, std::span<const uint64_t> dims) {
+  if (options_.max_shard_bytes > 0) {
+    fail(ErrorKind::Internal, "{}: a set of shards cannot leave tensor {} out", path_, name);
+  }
+  tensors_[add_tensor(name, type, dims)]->absent = true;
+}
+
 // Shares the tensors out to files and gives each its place, then writes headers.
 void Writer::begin() {
   if (begun_) fail(ErrorKind::Internal, "{}: begin() called twice", path_);
@@ -213,11 +222,14 @@ void Writer::begin() {
       start_output();
     }
     Output& output = *outputs_.back();
+    if (!tensor->absent && output.absent_bytes > 0) {
+      fail(ErrorKind::Internal, "{}: tensor {} follows tensors without data", path_, tensor->name);
+    }
     tensor->output = outputs_.size() - 1;
-    tensor->offset = output.data_bytes;
+    tensor->offset = output.data_bytes + output.absent_bytes;
     output.tensors.push_back(tensor.get());
     output.header_bytes += tensor->descriptor_bytes();
-    output.data_bytes += room;
+    (tensor->absent ? output.absent_bytes : output.data_bytes) += room;
   }
 
   const size_t count = outputs_.size();
@@ -261,7 +273,7 @@ void Writer::write_at(size_t tensor, uint64_t offset, std::span<const std::byte>
     fail(ErrorKind::Internal, "{}: data written outside begin() and finish()", path_);
   }
   Declared& to = *tensors_[tensor];
-  if (offset > to.bytes || piece.size() > to.bytes - offset) {
+  if (to.absent || offset > to.bytes || piece.size() > to.bytes - offset) {
     fail(ErrorKind::Internal, "{}: tensor {} has {} bytes; {} more at {} were written", path_,
          to.name, to.bytes, piece.size(), offset);
   }
@@ -284,7 +296,7 @@ void Writer::append(std::span<const std::byte> piece) {
 void Writer::finish() {
   if (!begun_ || finished_) fail(ErrorKind::Internal, "{}: finish() out of order", path_);
   for (const auto& tensor : tensors_) {
-    if (tensor->written != tensor->bytes) {
+    if (!tensor->absent && tensor->written != tensor->bytes) {
       fail(ErrorKind::Internal, "{}: tensor {} got {} of its {} bytes", path_, tensor->name,
            tensor->written.load(), tensor->bytes);
     }

@@ -50,6 +50,11 @@ class Writer {
   // Returns the tensor's index. Order of declaration is order in the file.
   size_t add_tensor(std::string_view name, TypeId type, std::span<const uint64_t> dims);
 
+  // A tensor that is described but whose data is in no file: it gets a place behind the end of the
+  // file (OpenOptions::allow_missing_experts reads such files). After all others, and not in
+  // shards.
+  void add_absent_tensor(std::string_view name, TypeId type, std::span<const uint64_t> dims);
+
   // Fixes the layout, creates the files, reserves their space and writes the headers.
   void begin();
 

@@ -20,6 +20,8 @@ struct Variant {
   quant::Precision precision = quant::Precision::Fast;
   models::DenseMode dense = models::DenseMode::Copy;
   decltype(experts::StreamOptions::decorate) decorate = nullptr;
+  std::string pack = "none";
+  uint64_t verify = 0;
 };
 
 inline std::unique_ptr<Runtime> open_tiny(const std::string& path, const Variant& variant) {
@@ -35,6 +37,8 @@ inline std::unique_ptr<Runtime> open_tiny(const std::string& path, const Variant
   options.stream.depth = 1;
   options.stream.huge_seconds = 0;
   options.stream.decorate = variant.decorate;
+  options.stream.pack.file = variant.pack;
+  options.stream.verify_every = variant.verify;
   return Runtime::open(options, nullptr);
 }
 
