@@ -7,6 +7,10 @@
 //   decode N        times N greedy tokens after whatever is in the state
 //   bandwidth       GB/s at which the threads read 512 MiB of memory, best of three
 //   counters        expert and table bytes read so far, seconds stalled in decode and in prompts
+//   reuse N SEED    empties the state, decodes N pseudo-random ids: hits of least-recently-used
+//                   caches of so many slots per layer, each beside the published rate of a model
+//                   with as many experts where there is one (slots:rate/published), and the share
+//                   of selections that repeat the previous token's
 //   quit
 #include <fmt/format.h>
 
@@ -24,6 +28,7 @@
 #include "base/thread_pool.h"
 #include "engine/runtime.h"
 #include "engine/session.h"
+#include "surgery/reuse.h"
 
 namespace {
 
@@ -100,6 +105,38 @@ double read_bandwidth(int threads) {
   return sums[0] == 0 ? 0 : best;  // the sums are used: the loops stay
 }
 
+std::string reuse(engine::Runtime& runtime, engine::Session& session,
+                  const std::vector<int32_t>& tokens) {
+  const experts::Geometry& geometry = runtime.stream().geometry();
+  const int n_expert = geometry.layers.front().n_expert;
+  surgery::ReuseMeter meter(static_cast<int>(geometry.layers.size()), n_expert);
+  runtime.stream().set_trace(
+      [&](int index, int, experts::Phase phase, std::span<const int32_t> chosen) {
+        if (phase == experts::Phase::Decode) meter.add(index, chosen);
+      });
+  session.reset();
+  session.prefill({tokens.data(), 1});
+  for (const int32_t token : tokens) {
+    session.expect(token);
+    session.decode(token);
+  }
+  runtime.stream().set_trace({});
+  std::string out = fmt::format("ok repeat {:.4f}", meter.repeat_rate());
+  bool published = false;
+  for (const surgery::PublishedCurve& curve : surgery::published_curves()) {
+    if (curve.n_expert != n_expert) continue;
+    published = true;
+    for (const auto& [slots, rate] : curve.points) {
+      out += fmt::format(" {}:{:.4f}/{:.3f}", slots, meter.hit_rate(slots), rate);
+    }
+  }
+  for (int eighths = 1; !published && eighths <= 8; ++eighths) {
+    const int slots = n_expert * eighths / 8;
+    out += fmt::format(" {}:{:.4f}/-", slots, meter.hit_rate(slots));
+  }
+  return out;
+}
+
 std::string answer(const std::string& line, engine::Runtime& runtime, engine::Session& session) {
   std::istringstream words(line);
   std::string command;
@@ -126,10 +163,12 @@ std::string answer(const std::string& line, engine::Runtime& runtime, engine::Se
     return fmt::format("ok {:.3f}", read_bandwidth(runtime.options().threads));
   if (command == "counters") {
     const experts::Counters c = runtime.counters();
-    return fmt::format("ok {} {:.6f} {:.6f}",
-                       c.demand.bytes + c.prompt.bytes + c.fill.bytes + c.spec.bytes,
-                       static_cast<double>(c.stall_ns) * 1e-9,
-                       static_cast<double>(c.prompt_stall_ns) * 1e-9);
+    return fmt::format(
+        "ok {} {:.6f} {:.6f}", c.demand.bytes + c.prompt.bytes + c.fill.bytes + c.spec.bytes,
+        static_cast<double>(c.stall_ns) * 1e-9, static_cast<double>(c.prompt_stall_ns) * 1e-9);
+  }
+  if (command == "reuse") {
+    return reuse(runtime, session, ids(n, seed, static_cast<uint64_t>(runtime.info().n_vocab)));
   }
   return "error unknown command " + command;
 }

@@ -15,5 +15,6 @@ void add_tokenize(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
 void add_synth(CLI::App& app, Action* action);
 void add_pack(CLI::App& app, Action* action);
+void add_iobench(CLI::App& app, Action* action);
 
 }  // namespace penstock::cli
