@@ -89,7 +89,7 @@ class Planner {
   SynthPlan plan_;
   uint64_t n_embd_ = 0;
   std::vector<float> constant_;  // part C as the embedding stores it, in kUnit
-  std::map<std::string, TypeId, std::less<>> like_;
+  size_t n_listed_ = 0;          // tensors whose types options.like gives
 };
 
 uint64_t hash_text(std::string_view text) noexcept {
@@ -114,8 +114,9 @@ SynthTensor& Planner::add(const std::string& name, TypeId type, std::vector<uint
   SynthTensor tensor;
   tensor.name = name;
   tensor.dims = std::move(dims);
-  const auto listed = like_.find(name);
-  tensor.type = listed != like_.end() ? listed->second : fitting_type(type, tensor.dims[0]);
+  const TypeId* listed = listed_type(options_.like, name);
+  if (listed != nullptr) ++n_listed_;
+  tensor.type = listed != nullptr ? *listed : fitting_type(type, tensor.dims[0]);
   if (tensor.dims[0] % gguf::type_info(tensor.type).block_elems != 0) {
     fail(ErrorKind::Usage, "tensor {} is listed as {}, but its rows of {} are no whole blocks",
          name, gguf::type_name(tensor.type), tensor.dims[0]);
@@ -203,7 +204,6 @@ std::vector<float> Planner::constant_response(const SynthTensor& tensor, const P
 void Planner::shape() {
   SynthShape& s = plan_.shape = synth_preset(options_.preset);
   for (const ListedTensor& tensor : options_.like) {
-    like_[tensor.name] = tensor.type;
     if (options_.experts == 0 && tensor.name.ends_with(".ffn_gate_exps.weight") &&
         tensor.dims.size() == 3) {
       s.n_expert = tensor.dims[2];
@@ -563,14 +563,12 @@ SynthPlan Planner::make() {
   if (plan_.shape.hyper) ngram_constants();
   global_tensors();
   for (int64_t l = 0; l < plan_.shape.n_layer; ++l) layer(l);
-  if (!like_.empty()) {
-    size_t used = 0;
-    for (const SynthTensor& tensor : plan_.tensors) used += like_.count(tensor.name);
-    if (used == 0) {
+  if (!options_.like.empty()) {
+    if (n_listed_ == 0) {
       fail(ErrorKind::Usage, "no tensor of the list is one of {}'s: is it another model's list?",
            options_.preset);
     }
-    log::info("types of {} of {} tensors as listed", used, plan_.tensors.size());
+    log::info("types of {} of {} tensors as listed", n_listed_, plan_.tensors.size());
   }
   return std::move(plan_);
 }

@@ -1,5 +1,7 @@
 #include "surgery/tensor_list.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -11,7 +13,8 @@ namespace penstock::surgery {
 namespace {
 
 bool is_word(char c) noexcept {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '-';
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '-' ||
+         c == '*';
 }
 
 std::vector<std::string_view> words(std::string_view line) {
@@ -86,6 +89,18 @@ bool parse_type(std::string_view text, gguf::TypeId* out) {
   return false;
 }
 
+const gguf::TypeId* listed_type(const std::vector<ListedTensor>& list, const std::string& name) {
+  const gguf::TypeId* type = nullptr;
+  for (const ListedTensor& tensor : list) {
+    if (tensor.name == name) return &tensor.type;
+    if (tensor.name.find('*') != std::string::npos &&
+        fnmatch(tensor.name.c_str(), name.c_str(), 0) == 0) {
+      type = &tensor.type;
+    }
+  }
+  return type;
+}
+
 std::vector<ListedTensor> parse_tensor_list(std::string_view text, const std::string& source) {
   std::vector<ListedTensor> tensors;
   std::map<std::string, gguf::TypeId, std::less<>> seen;
@@ -106,8 +121,9 @@ std::vector<ListedTensor> parse_tensor_list(std::string_view text, const std::st
     if (type == parts.end()) continue;
     const size_t after = static_cast<size_t>(name->data() + name->size() - line.data());
     tensor.dims = dims_of(line.substr(after));
+    const bool pattern = tensor.name.find('*') != std::string::npos;
     const auto [it, inserted] = seen.emplace(tensor.name, tensor.type);
-    if (!inserted) {
+    if (!inserted && !pattern) {
       if (it->second == tensor.type) continue;
       fail(ErrorKind::Format, "{}, line {}: tensor {} is listed as {} and as {}", source,
            line_number, tensor.name, gguf::type_name(it->second), gguf::type_name(tensor.type));

@@ -1,6 +1,7 @@
 // Published tensor lists ("allocations"): one tensor a line with name, type and shape, in whatever
 // order and punctuation: `blk.0.attn_q.weight Q4_K [2560, 12288]`, `name: 2560 x 12288, type q4_K`,
-// or what `penstock inspect --tensors` prints.
+// or what `penstock inspect --tensors` prints. A name may be a pattern with `*` for any characters,
+// as `blk.*.ffn_down_exps.weight`: tensors not listed by their own names take the last that fits.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,9 @@ struct ListedTensor {
   gguf::TypeId type{};
   std::vector<uint64_t> dims;  // empty when the line has none
 };
+
+// The type that the list gives a tensor; null if none.
+const gguf::TypeId* listed_type(const std::vector<ListedTensor>& list, const std::string& name);
 
 // Lines without a tensor name and a type are skipped; a text without any tensor is an Error(Format)
 // naming `source`, and so is a tensor listed twice with different types.

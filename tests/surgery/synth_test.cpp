@@ -151,6 +151,15 @@ TEST(SynthPlan, LikeAList) {
   EXPECT_EQ(tensor(plan, "blk.0.ffn_gate_exps.weight").dims[2], 288u);
   EXPECT_EQ(tensor(plan, "blk.1.ffn_down_exps.weight").type, TypeId::Q4_1);
   EXPECT_EQ(tensor(plan, "output.weight").type, TypeId::Q5_K);
+  options.like = parse_tensor_list(
+      "blk.1.ffn_up_exps.weight Q5_K\n"
+      "blk.*.ffn_up_exps.weight Q4_K\n"
+      "blk.*_exps.weight Q8_0\n",
+      "list.txt");
+  const SynthPlan patterns = make_synth_plan(options);
+  EXPECT_EQ(tensor(patterns, "blk.0.ffn_up_exps.weight").type, TypeId::Q8_0);  // the last that fits
+  EXPECT_EQ(tensor(patterns, "blk.1.ffn_up_exps.weight").type, TypeId::Q5_K);  // its own name
+  EXPECT_EQ(tensor(patterns, "blk.1.ffn_down_exps.weight").type, TypeId::Q8_0);
   options.like =
       parse_tensor_list("blk.0.ffn_down_exps.weight Q4_K [640, 2560, 288]\n", "list.txt");
   EXPECT_CONTAINS(error_of(ErrorKind::Usage, [&] { make_synth_plan(options); }), "no whole blocks");
