@@ -25,9 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How often the header of an unfinished pack says how far it is.
-constexpr uint64_t kCheckpointBytes = uint64_t{256} << 20;
-
 uint64_t source_stamp(const gguf::Model& model) {
   std::vector<int64_t> facts;
   for (const gguf::Shard& shard : model.shards()) {
@@ -269,7 +266,7 @@ void Packer::pack_records(PackResult* result) {
     ++header_.n_done;
     result->packed_bytes += layer.stride;
     since_checkpoint += layer.stride;
-    if (since_checkpoint >= kCheckpointBytes) {
+    if (since_checkpoint >= request_.checkpoint_bytes) {
       checkpoint();
       since_checkpoint = 0;
     }

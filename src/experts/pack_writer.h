@@ -40,6 +40,8 @@ struct PackRequest {
   bool replace = false;     // an existing file `out` that is not the pack wanted
   // A dense-only GGUF to write beside the pack: the model without its expert banks. Empty: none.
   std::string dense_out;
+  // How often an unfinished pack notes how far it is: what a killed run loses at most.
+  uint64_t checkpoint_bytes = uint64_t{256} << 20;
   StreamOptions stream;  // io, depth and decorate are used
   WriteCalls calls;
   PackProgress progress;

@@ -1,79 +1,21 @@
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "models/tiny_models.h"
+#include "e2e/program.h"
 
 namespace penstock::testing {
 namespace {
 
 using Json = nlohmann::json;
 
-struct Outcome {
-  int code = -1;
-  std::string out, err;
-};
-
-std::string read_all(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-class Cli : public ::testing::Test {
- protected:
-  std::string path(const std::string& name) const { return folder_.path() + "/" + name; }
-
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
-    return path(name);
-  }
-
-  pid_t start(const std::vector<std::string>& arguments) const {
-    const pid_t child = fork();
-    if (child != 0) return child;
-    std::vector<char*> argv = {const_cast<char*>(PENSTOCK_PROGRAM)};
-    for (const std::string& argument : arguments)
-      argv.push_back(const_cast<char*>(argument.c_str()));
-    argv.push_back(nullptr);
-    if (std::freopen("/dev/null", "r", stdin) == nullptr ||
-        std::freopen(path("out").c_str(), "w", stdout) == nullptr ||
-        std::freopen(path("err").c_str(), "w", stderr) == nullptr) {
-      _exit(126);
-    }
-    execv(PENSTOCK_PROGRAM, argv.data());
-    _exit(127);
-  }
-
-  Outcome finish(pid_t child) const {
-    int status = 0;
-    waitpid(child, &status, 0);
-    Outcome outcome;
-    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-    outcome.out = read_all(path("out"));
-    outcome.err = read_all(path("err"));
-    return outcome;
-  }
-
-  Outcome run(const std::vector<std::string>& arguments) const { return finish(start(arguments)); }
-
-  std::string tiny(const std::string& architecture = "qwen4exp") const {
-    TinyOptions options;
-    options.matrices = gguf::TypeId::Q8_0;
-    return write_tiny(folder_.path(), architecture, options);
-  }
-
-  TemporaryFolder folder_;
-};
+class Cli : public Program {};
 
 TEST_F(Cli, SaysWhatItIsAndHowToUseIt) {
   const Outcome version = run({"--version"});
@@ -81,7 +23,7 @@ TEST_F(Cli, SaysWhatItIsAndHowToUseIt) {
   for (const char* word : {"penstock ", "revision", "compiler", "instruction sets", "scalar"}) {
     EXPECT_NE(version.out.find(word), std::string::npos) << word;
   }
-  for (const char* command : {"run", "inspect", "logits", "tokenize", "synth"}) {
+  for (const char* command : {"run", "inspect", "logits", "tokenize", "synth", "pack"}) {
     const Outcome help = run({"help", command});
     EXPECT_EQ(help.code, 0);
     EXPECT_NE(help.out.find("Usage: penstock " + std::string(command)), std::string::npos);

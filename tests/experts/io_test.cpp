@@ -1,5 +1,6 @@
 #include "experts/io.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/vfs.h>
 
@@ -223,6 +224,58 @@ TEST(StreamFiles, OneFileThatCannotBeReadDirectlyMakesAllBuffered) {
     EXPECT_EQ(files->bytes(1), kBytes);
   }
   std::filesystem::remove(other);
+}
+
+// A file system that refuses O_DIRECT, at the opening or at the first read; one that takes it and
+// reads through the page cache all the same; one whose cache cannot be observed.
+TEST(StreamFiles, RefusedDirectReadsAreReportedAsBuffered) {
+  const Directory directory;
+  const std::string path = write_pattern(directory);
+  const std::vector<uint64_t> probe_at = {4096};
+  const auto open_with = [&](const ProbeCalls& calls) {
+    return StreamFiles::open({path}, IoMode::Auto, probe_at, calls);
+  };
+  if (!open_with({})->direct()) GTEST_SKIP() << "no direct reads here to be refused";
+
+  ProbeCalls no_open;
+  no_open.open = [](const std::string& name, int flags, int* error) {
+    if ((flags & O_DIRECT) == 0) return File::try_open(name, flags, error);
+    *error = EINVAL;
+    return File();
+  };
+  ProbeCalls no_read;
+  no_read.pread = [](int fd, void* data, size_t bytes, off_t offset) -> ssize_t {
+    if ((::fcntl(fd, F_GETFL) & O_DIRECT) == 0) return ::pread(fd, data, bytes, offset);
+    errno = EINVAL;
+    return -1;
+  };
+  const File cached = File::open_read(path);
+  ProbeCalls silent;
+  silent.pread = [&cached](int, void* data, size_t bytes, off_t offset) {
+    return ::pread(cached.fd(), data, bytes, offset);
+  };
+  for (const auto& [calls, word] : {std::pair{no_open, "refuses O_DIRECT"},
+                                    {no_read, "direct read"},
+                                    {silent, "from the page cache"}}) {
+    const auto files = open_with(calls);
+    EXPECT_FALSE(files->direct()) << word;
+    EXPECT_FALSE(files->report().proven) << word;
+    EXPECT_EQ(files->alignment(), 1u) << word;
+    EXPECT_NE(files->report().reason.find(word), std::string::npos) << files->report().reason;
+    EXPECT_NE(files->report().describe().find("buffered"), std::string::npos);
+    // And the bytes come nevertheless.
+    IoReport report;
+    ReadQueue queue(make_backend(IoMode::Auto, true, 4, 2, &report), files->alignment(), 4);
+    std::vector<std::byte> memory(1000);
+    queue.push({.fd = files->fd(0),
+                .offset = 12345,
+                .data = memory.data(),
+                .bytes = 1000,
+                .needed = 1000});
+    ASSERT_EQ(queue.wait().size(), 1u);
+    EXPECT_TRUE(is_pattern(memory.data(), 12345, 1000));
+    EXPECT_NE(report.engine, Engine::Uring);
+  }
 }
 
 TEST(StreamFiles, BufferedIsWhatWasAskedFor) {

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -124,10 +125,11 @@ inline std::string file_bytes(const std::string& path) {
   return read_text_file(path);
 }
 
+// A new file takes the place of the one of that name.
 inline void write_bytes(const std::string& path, const std::string& bytes) {
-  AtomicFile out(path);
-  out.write(bytes.data(), bytes.size());
-  out.commit();
+  const std::string beside = path + ".new";
+  std::ofstream(beside, std::ios::binary) << bytes;
+  std::filesystem::rename(beside, path);
 }
 
 // The bytes of one of an expert's matrices in the GGUF.

@@ -250,26 +250,31 @@ bool killed_at(PackRequest request, int n) {
 TEST(PackWriter, KilledAtEveryStepItGoesOnToTheSameBytes) {
   const Directory directory;
   PackBench bench(directory);
-  bench.pack();
+  const uint64_t result_bytes = bench.pack().packed_bytes;
   const std::string bytes = file_bytes(bench.out);
-  fs::remove(bench.out);
   PackRequest request = bench.request();
   request.stream.io = IoMode::Uring;  // no threads across the fork
+  request.checkpoint_bytes = 4 * Pack::open(bench.out).layers()[0].stride;
+  fs::remove(bench.out);
   int n = 1;
+  uint64_t resumed = 0;
   for (; killed_at(request, n); ++n) {
-    if (fs::exists(bench.out)) {
-      EXPECT_EQ(file_bytes(bench.out), bytes) << n;  // died after the rename
-    } else {
-      write_pack(request);
-      EXPECT_EQ(file_bytes(bench.out), bytes) << n;
+    if (!fs::exists(bench.out)) {  // else it died after the rename
+      const PackResult result = write_pack(request);
+      EXPECT_GE(result.resumed_bytes, resumed) << n;
+      resumed = result.resumed_bytes;
     }
+    EXPECT_EQ(file_bytes(bench.out), bytes) << n;
     EXPECT_FALSE(fs::exists(bench.partial()));
     fs::remove(bench.out);
   }
-  EXPECT_GT(n, 30);  // 25 records, header, table, metadata, checksums, fsync, rename
+  // 25 records, some checkpoints, table, metadata, checksums, header, fsyncs, rename; the later it
+  // died, the more of it was there.
+  EXPECT_GT(n, 40);
+  EXPECT_GT(resumed, result_bytes / 2);
 }
 
-TEST(PackWriter, KilledAgainAndAgainItComesToAnEnd) {
+TEST(PackWriter, InterruptedAgainAndAgainItComesToAnEnd) {
   const Directory directory;
   PackBench bench(directory);
   bench.pack();
@@ -277,10 +282,7 @@ TEST(PackWriter, KilledAgainAndAgainItComesToAnEnd) {
   fs::remove(bench.out);
   PackRequest request = bench.request();
   request.stream.io = IoMode::Uring;
-  request.cancel = nullptr;
   int deaths = 0;
-  // 5 writes precede the first record; an interruption is what leaves a checkpoint in so small a
-  // file.
   std::atomic<bool> cancel{false};
   request.cancel = &cancel;
   for (;; ++deaths) {
