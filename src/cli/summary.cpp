@@ -31,6 +31,17 @@ Json reads_json(const ReadCounts& reads) {
   return {{"reads", reads.reads}, {"bytes", reads.bytes}};
 }
 
+Json io_json(const experts::IoReport& io) {
+  return {{"requested", experts::io_mode_name(io.requested)},
+          {"engine", experts::engine_name(io.engine)},
+          {"direct", io.direct},
+          {"proven", io.proven},
+          {"alignment", io.alignment},
+          {"file_system", io.file_system},
+          {"registered_bytes", io.registered_bytes},
+          {"reason", io.reason}};
+}
+
 std::string phase_row(const char* name, int64_t tokens, double seconds) {
   if (tokens == 0) return {};
   return fmt::format("  {:<12}{:>8}{:>11.3f} s{:>12.2f}\n", name, tokens, seconds,
@@ -85,6 +96,9 @@ std::string summary_table(engine::Session& session, const std::string& end) {
                        counters.records_verified, counters.experts_read);
   }
   out += fmt::format("  disk        {}\n", runtime.stream().io().describe());
+  if (runtime.rows() != nullptr) {
+    out += fmt::format("  n-gram rows {}\n", runtime.rows()->io().describe());
+  }
   out +=
       fmt::format("  arena       {} of {} experts ({:.1f} %), {}, {} of it on huge pages\n",
                   plan.slots(), plan.shape.n_experts(), share(plan.slots(), plan.shape.n_experts()),
@@ -146,7 +160,6 @@ Json counters_json(const engine::Runtime& runtime) {
 }
 
 Json source_json(const engine::Runtime& runtime) {
-  const experts::IoReport& io = runtime.stream().io();
   Json out;
   if (const auto& pack = runtime.source().pack) {
     out["pack"] = {{"path", pack->path},
@@ -159,14 +172,8 @@ Json source_json(const engine::Runtime& runtime) {
   } else {
     out["pack"] = nullptr;
   }
-  out["io"] = {{"requested", experts::io_mode_name(io.requested)},
-               {"engine", experts::engine_name(io.engine)},
-               {"direct", io.direct},
-               {"proven", io.proven},
-               {"alignment", io.alignment},
-               {"file_system", io.file_system},
-               {"registered_bytes", io.registered_bytes},
-               {"reason", io.reason}};
+  out["io"] = io_json(runtime.stream().io());
+  if (runtime.rows() != nullptr) out["rows_io"] = io_json(runtime.rows()->io());
   return out;
 }
 

@@ -47,13 +47,13 @@ struct RowStore::Impl {
         blocks(std::max<uint32_t>(options.n_blocks, 4)),
         index(hash_size(options.n_blocks < 4 ? 4 : options.n_blocks), -1),
         memory(blocks.size() * bytes, Pages::Small),
-        queue(backend(*files, options), files->alignment(), blocks.size()) {}
+        queue(backend(*files, options, &report), files->alignment(), blocks.size()) {}
 
   static std::unique_ptr<IoBackend> backend(const StreamFiles& files,
-                                            const RowStoreOptions& options) {
-    IoReport report = files.report();
+                                            const RowStoreOptions& options, IoReport* report) {
+    *report = files.report();
     auto made = make_backend(options.io, !files.direct(), static_cast<size_t>(options.depth),
-                             std::min(options.depth, kThreads), &report);
+                             std::min(options.depth, kThreads), report);
     return options.decorate ? options.decorate(std::move(made)) : std::move(made);
   }
 
@@ -217,6 +217,7 @@ struct RowStore::Impl {
   int error = 0;
   uint64_t error_offset = 0;
   uint64_t stall_ns = 0;
+  IoReport report;
   ReadQueue queue;  // last: its reads end before the memory goes
 };
 
@@ -284,6 +285,10 @@ const RowTable& RowStore::table() const noexcept {
 const ReadCounts& RowStore::counts() const noexcept {
   return impl_->queue.counts(ReadReason::Rows);
 }
+const IoReport& RowStore::io() const noexcept {
+  return impl_->report;
+}
+
 uint64_t RowStore::stall_ns() const noexcept {
   return impl_->stall_ns;
 }

@@ -14,6 +14,7 @@
 namespace penstock::experts {
 
 class StreamFiles;
+struct IoReport;
 
 struct RowTable {
   uint32_t file = 0;    // index into the StreamFiles
@@ -48,6 +49,7 @@ class RowStore {
   const RowTable& table() const noexcept;
   const ReadCounts& counts() const noexcept;
   uint64_t stall_ns() const noexcept;
+  const IoReport& io() const noexcept;  // how rows are really read
 
   // What a store with these options allocates, for the plan.
   static uint64_t memory_bytes(const RowTable& table, const RowStoreOptions& options = {});

@@ -248,6 +248,10 @@ TEST_F(PackProgram, MemoryFileSystemsAreReportedAsBuffered) {
   EXPECT_EQ(io["direct"], false);
   EXPECT_EQ(io["proven"], false);
   EXPECT_EQ(io["file_system"], "tmpfs");
+  // The n-gram rows stay in the model, wherever that lies.
+  const Json direct = json(greedy(model, ids(), {"--pack", "none"}));
+  EXPECT_EQ(Json::parse(outcome.out)["experts"]["rows_io"]["file_system"],
+            direct["experts"]["io"]["file_system"]);
   EXPECT_EQ(Json::parse(outcome.out)["tokens"], json(greedy(model, ids()))["tokens"]);
 }
 

@@ -3,7 +3,7 @@
 
 Independent of the program: tensors come from the `gguf` package, checksums from libxxhash, identities from
 hashlib. Checks every field, every record's bytes against the tensors, every checksum, and the three
-identities. Usage: check_pack.py PACK MODEL.gguf [SHARD...] [--dense DENSE.gguf]
+identities. Types that the `gguf` package does not know (Q2_0) cannot be checked. Usage: check_pack.py PACK MODEL.gguf [SHARD...] [--dense DENSE.gguf]
 """
 
 import argparse
