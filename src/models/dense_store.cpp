@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <tuple>
@@ -57,11 +58,10 @@ class Reader {
   uint64_t size_;
 };
 
-void decode(const gguf::Model& file, const gguf::Tensor& tensor, bool transposed, float* to) {
+void decode(const gguf::Tensor& tensor, bool transposed, const std::byte* from, float* to) {
   const auto n_in = static_cast<int64_t>(tensor.ne[0]);
   const auto n_rows = static_cast<int64_t>(tensor.rows());
   std::vector<float> row(static_cast<size_t>(n_in));
-  const std::byte* from = file.data(tensor);
   for (int64_t r = 0; r < n_rows; ++r, from += tensor.row_bytes) {
     quant::decode_row(tensor.type, from, row.data(), n_in);
     for (int64_t i = 0; i < n_in; ++i) {
@@ -79,8 +79,8 @@ void DenseStore::add_matrix(ops::Matrix* out, const gguf::Model& file, const ggu
 void DenseStore::add_gathered(ops::Matrix* out, const gguf::Model& file, const gguf::Tensor& tensor,
                               std::vector<int64_t> rows) {
   const uint64_t bytes = rows.size() * tensor.row_bytes;
-  made_.push_back({[out, &file, &tensor, rows = std::move(rows)](std::byte* to) {
-                     const std::byte* from = file.data(tensor);
+  made_.push_back({&file, &tensor,
+                   [out, &tensor, rows = std::move(rows)](const std::byte* from, std::byte* to) {
                      out->data = to;
                      for (const int64_t row : rows) {
                        std::memcpy(to, from + static_cast<uint64_t>(row) * tensor.row_bytes,
@@ -93,18 +93,20 @@ void DenseStore::add_gathered(ops::Matrix* out, const gguf::Model& file, const g
 
 void DenseStore::add_floats(const float** out, const gguf::Model& file, const gguf::Tensor& tensor,
                             bool transposed) {
-  made_.push_back({[out, &file, &tensor, transposed](std::byte* memory) {
-                     decode(file, tensor, transposed, reinterpret_cast<float*>(memory));
-                     *out = reinterpret_cast<const float*>(memory);
+  made_.push_back({&file, &tensor,
+                   [out, &tensor, transposed](const std::byte* from, std::byte* to) {
+                     decode(tensor, transposed, from, reinterpret_cast<float*>(to));
+                     *out = reinterpret_cast<const float*>(to);
                    },
                    tensor.n_elements() * sizeof(float)});
 }
 
 void DenseStore::add_decoded(ops::Matrix* out, const gguf::Model& file,
                              const gguf::Tensor& tensor) {
-  made_.push_back({[out, &file, &tensor](std::byte* memory) {
-                     decode(file, tensor, false, reinterpret_cast<float*>(memory));
-                     out->data = memory;
+  made_.push_back({&file, &tensor,
+                   [out, &tensor](const std::byte* from, std::byte* to) {
+                     decode(tensor, false, from, reinterpret_cast<float*>(to));
+                     out->data = to;
                    },
                    tensor.n_elements() * sizeof(float)});
 }
@@ -150,26 +152,38 @@ uint64_t DenseStore::made_bytes() const noexcept {
   return bytes;
 }
 
-void DenseStore::read_runs(const std::vector<Run>& runs, std::byte* base,
-                           const LoadProgress& progress) const {
+// Everything is read by few threads in stretches of at most a piece, tensors to be made one by one:
+// through the mapping the kernel would read megabytes around each of those.
+void DenseStore::read_all(const std::vector<Run>& runs, const LoadProgress& progress) const {
   struct Piece {
-    size_t reader;
-    uint64_t start, bytes, place;
+    const Reader* reader;
+    uint64_t start, bytes;
+    std::byte* to;     // null for a tensor to be made
+    const Made* made;  // and where it goes to
+    std::byte* made_to;
   };
-  std::vector<Reader> readers;
-  std::vector<const gguf::Shard*> opened;
+  std::map<const gguf::Shard*, Reader> readers;
+  const auto reader_of = [&](const gguf::Shard& shard) {
+    return &readers.try_emplace(&shard, shard).first->second;
+  };
   std::vector<Piece> pieces;
   uint64_t total = 0;
   for (const Run& run : runs) {
-    if (opened.empty() || opened.back() != run.shard) {
-      readers.emplace_back(*run.shard);
-      opened.push_back(run.shard);
-    }
     for (uint64_t at = run.start; at < run.end; at += kPiece) {
       const uint64_t bytes = std::min(kPiece, run.end - at);
-      pieces.push_back({readers.size() - 1, at, bytes, run.place + (at - run.start)});
+      pieces.push_back({reader_of(*run.shard), at, bytes,
+                        copied_memory_.data() + run.place + (at - run.start), nullptr, nullptr});
       total += bytes;
     }
+  }
+  uint64_t place = 0;
+  for (const Made& made : made_) {
+    const uint64_t start = round_down(made.tensor->offset, kPageSize);
+    const uint64_t end = round_up(made.tensor->offset + made.tensor->bytes, kPageSize);
+    pieces.push_back({reader_of(made.file->shards()[made.tensor->shard]), start, end - start,
+                      nullptr, &made, made_memory_.data() + place});
+    place += round_up(made.bytes, 64);
+    total += end - start;
   }
   std::atomic<size_t> next{0};
   std::atomic<uint64_t> done{0};
@@ -177,9 +191,17 @@ void DenseStore::read_runs(const std::vector<Run>& runs, std::byte* base,
   std::exception_ptr error;
   const auto work = [&](bool report) {
     try {
+      Mapping scratch;
       for (size_t i = next++; i < pieces.size(); i = next++) {
         const Piece& piece = pieces[i];
-        readers[piece.reader].read(piece.start, piece.bytes, base + piece.place);
+        if (piece.made == nullptr) {
+          piece.reader->read(piece.start, piece.bytes, piece.to);
+        } else {
+          if (scratch.size() < piece.bytes) scratch = Mapping(piece.bytes, Pages::Small);
+          piece.reader->read(piece.start, piece.bytes, scratch.data());
+          piece.made->make(scratch.data() + (piece.made->tensor->offset - piece.start),
+                           piece.made_to);
+        }
         const uint64_t so_far = done += piece.bytes;
         if (report && progress) progress(so_far, total);
       }
@@ -198,23 +220,23 @@ void DenseStore::read_runs(const std::vector<Run>& runs, std::byte* base,
 }
 
 void DenseStore::load(DenseMode mode, const LoadProgress& progress) {
+  made_memory_ = Mapping(std::max<uint64_t>(kPageSize, made_bytes()), Pages::Huge);
   if (mode == DenseMode::Copy) {
     copied_memory_ = Mapping(std::max<uint64_t>(kPageSize, copied_bytes()), Pages::Huge);
     const std::vector<Run> all = runs();
-    read_runs(all, copied_memory_.data(), progress);
+    read_all(all, progress);
     for (const Run& run : all) {
       for (const size_t i : run.raws) {
         raws_[i].out->data =
             copied_memory_.data() + run.place + (raws_[i].tensor->offset - run.start);
       }
     }
-  } else {
-    for (const Raw& raw : raws_) raw.out->data = raw.file->data(*raw.tensor);
+    return;
   }
-  made_memory_ = Mapping(std::max<uint64_t>(kPageSize, made_bytes()), Pages::Huge);
+  for (const Raw& raw : raws_) raw.out->data = raw.file->data(*raw.tensor);
   uint64_t at = 0;
   for (const Made& made : made_) {
-    made.make(made_memory_.data() + at);
+    made.make(made.file->data(*made.tensor), made_memory_.data() + at);
     at += round_up(made.bytes, 64);
   }
 }

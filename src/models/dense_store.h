@@ -33,7 +33,7 @@ class DenseStore {
   uint64_t copied_bytes() const;         // the tensors that DenseMode::Map leaves in the file
   uint64_t made_bytes() const noexcept;  // gathered and decoded: resident in either mode
 
-  // Throws Error(Io) naming file and offset. Progress counts copied bytes.
+  // Throws Error(Io) naming file and offset. Progress counts bytes read.
   void load(DenseMode mode, const LoadProgress& progress);
 
  private:
@@ -42,8 +42,11 @@ class DenseStore {
     const gguf::Model* file;
     const gguf::Tensor* tensor;
   };
+  // Made from a tensor's bytes.
   struct Made {
-    std::function<void(std::byte*)> make;
+    const gguf::Model* file;
+    const gguf::Tensor* tensor;
+    std::function<void(const std::byte* from, std::byte* to)> make;
     uint64_t bytes;
   };
   // Tensors that follow each other in one file: read as one stretch, which lies in memory at the
@@ -55,7 +58,7 @@ class DenseStore {
     std::vector<size_t> raws;
   };
   std::vector<Run> runs() const;
-  void read_runs(const std::vector<Run>& runs, std::byte* base, const LoadProgress& progress) const;
+  void read_all(const std::vector<Run>& runs, const LoadProgress& progress) const;
 
   std::vector<Raw> raws_;
   std::vector<Made> made_;
