@@ -63,7 +63,7 @@ class Bench:
         decode = whole["timings"]["decode"]
         uses = counters["uses_steady"]
         return {
-            "command": [str(part) for part in command[1:]],
+            "command": [Path(part).name if isinstance(part, Path) else str(part) for part in command[1:]],
             "load": whole["timings"]["load"],
             "prompt_tokens_per_s": whole["timings"]["prefill"]["tokens_per_second"],
             "decode_tokens_per_s": decode["tokens_per_second"],
