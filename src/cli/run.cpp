@@ -31,7 +31,7 @@ namespace {
 struct Flags {
   RuntimeFlags runtime;
   ChatFlags chat_flags;
-  std::string prompt, file, ids, save, restore;
+  std::string prompt, file, ids, save, restore, system;
   bool chat = false, interactive = false, ignore_eos = false, special = false, json = false,
        no_summary = false;
   int64_t n_predict = -1;
@@ -42,20 +42,12 @@ struct Flags {
   std::vector<std::string> stop;
 };
 
-// What the command line leaves open is taken from the file (general.sampling.*), else from here.
-constexpr float kTemperature = 0.7f;
-constexpr int kTopK = 20;
-constexpr float kTopP = 0.95f;
-
-engine::SamplerOptions sampler_options(const Flags& flags, const gguf::Metadata& metadata) {
-  engine::SamplerOptions options;
-  options.temperature = flags.temperature.value_or(
-      static_cast<float>(metadata.get_f64("general.sampling.temp", kTemperature)));
-  options.top_k =
-      flags.top_k.value_or(static_cast<int>(metadata.get_i64("general.sampling.top_k", kTopK)));
-  options.top_p =
-      flags.top_p.value_or(static_cast<float>(metadata.get_f64("general.sampling.top_p", kTopP)));
-  options.min_p = flags.min_p.value_or(0.0f);
+engine::SamplerOptions sampler_options(const Flags& flags, const engine::Runtime& runtime) {
+  engine::SamplerOptions options = runtime.default_sampling();
+  options.temperature = flags.temperature.value_or(options.temperature);
+  options.top_k = flags.top_k.value_or(options.top_k);
+  options.top_p = flags.top_p.value_or(options.top_p);
+  options.min_p = flags.min_p.value_or(options.min_p);
   options.repetition_penalty = flags.repetition;
   options.presence_penalty = flags.presence;
   options.frequency_penalty = flags.frequency;
@@ -115,7 +107,11 @@ class Screen {
 class Runner {
  public:
   Runner(const Flags& flags, engine::Runtime& runtime)
-      : flags_(flags), runtime_(runtime), session_(runtime), cancel_(interrupt_flag()) {}
+      : flags_(flags),
+        runtime_(runtime),
+        session_(runtime),
+        cancel_(interrupt_flag()),
+        keep_going_([this] { return !cancel_.load(std::memory_order_relaxed); }) {}
 
   int run();
 
@@ -127,23 +123,23 @@ class Runner {
   engine::GenerateResult answer(engine::Sampler& sampler, bool in_reasoning, bool chat);
   int finish(const engine::GenerateResult& result);
   void print_json(const engine::GenerateResult& result);
-  const std::string& chat_source();
+  text::ChatRequest start_chat(const engine::ChatFormat& format) const;
 
   const Flags& flags_;
   engine::Runtime& runtime_;
   engine::Session session_;
   std::atomic<bool>& cancel_;
-  std::optional<std::string> chat_source_;
+  engine::KeepGoing keep_going_;
   engine::SamplerOptions sampling_;
   size_t prompt_tokens_ = 0;
 };
 
-const std::string& Runner::chat_source() {
-  if (!chat_source_) {
-    chat_source_ = std::string(
-        runtime_.file().metadata().get_string("tokenizer.chat_template", std::string_view()));
+text::ChatRequest Runner::start_chat(const engine::ChatFormat& format) const {
+  text::ChatRequest request = flags_.chat_flags.start(format);
+  if (!flags_.system.empty()) {
+    request.messages.push_back({.role = "system", .content = flags_.system});
   }
-  return *chat_source_;
+  return request;
 }
 
 void Runner::report_plan() const {
@@ -174,8 +170,8 @@ engine::GenerateResult Runner::answer(engine::Sampler& sampler, bool in_reasonin
   constexpr double kLongSeconds = 120;
   const engine::GenerateResult result = engine::generate(
       session_, sampler, options,
-      [&](std::string_view text) {
-        screen.push(text);
+      [&](const engine::Output& output) {
+        screen.push(output.text);
         const engine::Timings& timings = session_.timings();
         if (!hint_due || timings.decode_tokens < kTokensToKnow) return;
         hint_due = false;
@@ -187,7 +183,7 @@ engine::GenerateResult Runner::answer(engine::Sampler& sampler, bool in_reasonin
               timings.decode_rate(), kThinkingTokens, seconds / 60);
         }
       },
-      &cancel_);
+      keep_going_);
   screen.finish();
   return result;
 }
@@ -216,7 +212,11 @@ void Runner::print_json(const engine::GenerateResult& result) {
 }
 
 int Runner::finish(const engine::GenerateResult& result) {
-  if (!flags_.save.empty()) session_.save(flags_.save);
+  if (!flags_.save.empty() && session_.intact()) {
+    session_.save(flags_.save);
+  } else if (!flags_.save.empty()) {
+    log::warn("interrupted half-way through the prompt: {} was not written", flags_.save);
+  }
   if (flags_.json) print_json(result);
   if (!flags_.no_summary && log::level() >= log::Level::Info) {
     std::string end = engine::stop_reason_text(result.reason);
@@ -241,22 +241,23 @@ int Runner::complete(std::vector<int32_t> ids) {
   sampler.see_prompt(ids);
   engine::GenerateResult result;
   result.reason = engine::StopReason::Cancelled;
-  if (session_.prefill(ids, &cancel_)) result = answer(sampler, false, false);
+  if (session_.prefill(ids, keep_going_)) result = answer(sampler, false, false);
   return finish(result);
 }
 
 int Runner::chat_once(const std::string& message) {
   const text::Tokenizer& tokenizer = runtime_.tokenizer();
-  const text::ChatTemplate format = flags_.chat_flags.make_template(chat_source(), tokenizer);
-  text::ChatRequest request = flags_.chat_flags.start(chat_source());
+  const engine::ChatFormat format = flags_.chat_flags.open(runtime_);
+  text::ChatRequest request = start_chat(format);
   request.messages.push_back({.role = "user", .content = message});
-  const ChatPrompt prompt = encode_chat(format, tokenizer, request);
+  const engine::ChatPrompt prompt = encode_chat(format, tokenizer, request);
   prompt_tokens_ = prompt.ids.size();
   engine::Sampler sampler(sampling_);
   sampler.see_prompt(prompt.ids);
   engine::GenerateResult result;
   result.reason = engine::StopReason::Cancelled;
-  if (session_.prefill(prompt.ids, &cancel_)) result = answer(sampler, prompt.in_reasoning, true);
+  if (session_.prefill(prompt.ids, keep_going_))
+    result = answer(sampler, prompt.in_reasoning, true);
   return finish(result);
 }
 
@@ -276,8 +277,8 @@ std::optional<std::string> read_message() {
 
 int Runner::chat_interactive() {
   const text::Tokenizer& tokenizer = runtime_.tokenizer();
-  const text::ChatTemplate format = flags_.chat_flags.make_template(chat_source(), tokenizer);
-  text::ChatRequest request = flags_.chat_flags.start(chat_source());
+  const engine::ChatFormat format = flags_.chat_flags.open(runtime_);
+  text::ChatRequest request = start_chat(format);
   const size_t n_fixed = request.messages.size();
   engine::Conversation conversation(session_);
   log::info(
@@ -294,7 +295,7 @@ int Runner::chat_interactive() {
     }
     if (message->find_first_not_of(" \t\r\n") == std::string::npos) continue;
     request.messages.push_back({.role = "user", .content = *message});
-    const ChatPrompt prompt = encode_chat(format, tokenizer, request);
+    const engine::ChatPrompt prompt = encode_chat(format, tokenizer, request);
     if (static_cast<int64_t>(prompt.ids.size()) >= session_.n_ctx()) {
       log::warn(
           "the conversation no longer fits into {} tokens of context: /reset, or start again "
@@ -304,7 +305,7 @@ int Runner::chat_interactive() {
       continue;
     }
     prompt_tokens_ = prompt.ids.size();
-    if (!conversation.advance(prompt.ids, prompt.n_stable, &cancel_)) {
+    if (!conversation.advance(prompt.ids, prompt.n_stable, keep_going_)) {
       request.messages.pop_back();
       cancel_.store(false);
       continue;
@@ -334,7 +335,7 @@ int Runner::chat_interactive() {
 
 int Runner::run() {
   report_plan();
-  sampling_ = sampler_options(flags_, runtime_.file().metadata());
+  sampling_ = sampler_options(flags_, runtime_);
   if (!flags_.ids.empty()) return complete(read_token_ids(flags_.ids));
   const bool no_prompt = flags_.prompt.empty() && flags_.file.empty() && flags_.restore.empty();
   if (flags_.interactive || (no_prompt && isatty(STDIN_FILENO) == 1)) return chat_interactive();
@@ -397,6 +398,7 @@ void add_run(CLI::App& app, Action* action) {
   command->add_option("--save", flags->save, "writes the state after the run to a file")
       ->group("Prompt");
   command->add_option("--restore", flags->restore, "goes on from a saved state")->group("Prompt");
+  command->add_option("--system", flags->system, "system message of the chat")->group("Chat");
   flags->chat_flags.add_to(*command);
   command
       ->add_option("-n,--n-predict", flags->n_predict, "tokens to generate at most; -1: no limit")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <utility>
 
 #include "engine/stop_matcher.h"
 #include "text/utf8_stream.h"
@@ -54,6 +55,34 @@ class ReasoningWatch {
   std::deque<int32_t> pending_;
 };
 
+SampledToken choose(Sampler& sampler, std::span<const float> logits,
+                    std::optional<int32_t> forced) {
+  return forced ? sampler.take(*forced, logits) : sampler.sample(logits);
+}
+
+// Holds the tokens back until their text has been shown.
+class TokenQueue {
+ public:
+  void push(GeneratedToken token) { waiting_.push_back(std::move(token)); }
+
+  // The tokens whose text is among the first `shown` bytes; at a stop string also the one whose
+  // text it cut.
+  std::span<const GeneratedToken> take(size_t shown, bool stopped) {
+    taken_.clear();
+    while (!waiting_.empty() && (stopped ? begin_ < shown : waiting_.front().end <= shown)) {
+      begin_ = waiting_.front().end;
+      taken_.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
+    return taken_;
+  }
+
+ private:
+  std::deque<GeneratedToken> waiting_;
+  std::vector<GeneratedToken> taken_;
+  size_t begin_ = 0;  // where the first waiting token's text begins
+};
+
 }  // namespace
 
 const char* stop_reason_text(StopReason reason) noexcept {
@@ -75,31 +104,33 @@ const char* stop_reason_text(StopReason reason) noexcept {
 }
 
 GenerateResult generate(Session& session, Sampler& sampler, const GenerateOptions& options,
-                        FunctionRef<void(std::string_view)> on_text,
-                        const std::atomic<bool>* cancel) {
+                        FunctionRef<void(const Output&)> on_output, const KeepGoing& keep_going) {
   const text::Tokenizer* tokenizer =
       session.runtime().has_tokenizer() ? &session.runtime().tokenizer() : nullptr;
   std::optional<text::TokenStream> decoder;
   if (tokenizer != nullptr) decoder.emplace(*tokenizer, options.render_control);
   StopMatcher stops(options.stop);
   ReasoningWatch reasoning(tokenizer, options);
+  TokenQueue queue;
+  size_t decoded = 0;  // bytes of text, held back or not
   GenerateResult result;
 
   const auto show = [&](const std::string& text) {
-    if (text.empty()) return;
     result.text += text;
-    on_text(text);
+    const Output output{text, queue.take(result.text.size(), stops.stopped())};
+    if (!output.text.empty() || !output.tokens.empty()) on_output(output);
   };
   const auto end = [&](StopReason reason) {
     result.reason = reason;
     if (decoder && reason != StopReason::StopString) {
-      show(stops.push(decoder->flush()));
-      show(stops.finish());
+      std::string text = stops.push(decoder->flush());
+      text += stops.finish();
+      show(text);
     }
   };
 
   for (;;) {
-    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
+    if (keep_going && !keep_going()) {
       end(StopReason::Cancelled);
       break;
     }
@@ -108,13 +139,8 @@ GenerateResult generate(Session& session, Sampler& sampler, const GenerateOption
       end(StopReason::Length);
       break;
     }
-    int32_t token = 0;
-    if (const std::optional<int32_t> forced = reasoning.forced()) {
-      token = *forced;
-      sampler.accept(token);
-    } else {
-      token = sampler.sample(session.logits()).id;
-    }
+    const SampledToken chosen = choose(sampler, session.logits(), reasoning.forced());
+    const int32_t token = chosen.id;
     if (!options.ignore_end && tokenizer != nullptr && tokenizer->is_stop(token)) {
       end(StopReason::EndToken);
       break;
@@ -127,13 +153,22 @@ GenerateResult generate(Session& session, Sampler& sampler, const GenerateOption
     session.expect(token);
     result.tokens.push_back(token);
     reasoning.see(token);
-    if (decoder) {
-      show(stops.push(decoder->push(token)));
-      if (stops.stopped()) {
-        result.stop_string = stops.matched();
-        end(StopReason::StopString);
-        break;
+    const std::string text = decoder ? decoder->push(token) : std::string();
+    decoded += text.size();
+    if (options.n_logprobs >= 0) {
+      // A token that leaves a character unfinished is shown with that character.
+      const size_t unfinished = decoder && decoder->holding() ? 1 : 0;
+      GeneratedToken generated{token, chosen.logprob, {}, decoded + unfinished};
+      if (options.n_logprobs > 0) {
+        generated.top = top_logprobs(session.logits(), options.n_logprobs);
       }
+      queue.push(std::move(generated));
+    }
+    show(stops.push(text));
+    if (stops.stopped()) {
+      result.stop_string = stops.matched();
+      end(StopReason::StopString);
+      break;
     }
     if (session.room() < 1) {
       end(StopReason::ContextFull);

@@ -1,8 +1,8 @@
 // The loop that turns logits into text: sampling, stops, limits, cancellation.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +32,23 @@ struct GenerateOptions {
   // tokens; -1: never.
   int64_t reasoning_budget = -1;
   bool starts_in_reasoning = false;
+  // Alternatives to hand out with every token; 0: the token's own log-probability alone; -1: none
+  // of it is computed or handed out.
+  int n_logprobs = -1;
+};
+
+struct GeneratedToken {
+  int32_t id = 0;
+  float logprob = 0;                  // of softmax(logits), before penalties and temperature
+  std::vector<TokenProbability> top;  // the most likely ones, largest first
+  size_t end = 0;                     // bytes of text up to and with this token
+};
+
+// Whole characters as they become certain, and the tokens whose text has been shown completely by
+// then (GenerateOptions::n_logprobs). Of a stop string neither the text nor the tokens appear.
+struct Output {
+  std::string_view text;
+  std::span<const GeneratedToken> tokens;
 };
 
 struct GenerateResult {
@@ -42,11 +59,10 @@ struct GenerateResult {
   int64_t reasoning_tokens = 0;  // of `tokens`, inside <think>
 };
 
-// Continues from the session's logits (after a prefill or decode). `on_text` gets whole characters
-// as they become certain. The last token sampled is decoded too unless it ended the generation, so
-// that a conversation can go on from the session.
+// Continues from the session's logits (after a prefill or decode). The last token sampled is
+// decoded too unless it ended the generation, so that a conversation can go on from the session.
 GenerateResult generate(Session& session, Sampler& sampler, const GenerateOptions& options,
-                        FunctionRef<void(std::string_view)> on_text,
-                        const std::atomic<bool>* cancel = nullptr);
+                        FunctionRef<void(const Output&)> on_output,
+                        const KeepGoing& keep_going = {});
 
 }  // namespace penstock::engine

@@ -67,6 +67,7 @@ experts::Plan Runtime::plan_memory(uint64_t taken) {
           experts::RowStore::memory_bytes(rows_->table(), row_store_options(options_.stream));
     request.shape = experts::arena_shape(source_.geometry, source_.files->alignment());
     request.terms.tables = experts::stream_table_bytes(source_.geometry, request.shape);
+    request.terms.tables += options_.caller_bytes;
     request.machine = machine;
     request.taken = taken;
     request.memory = options_.memory;
@@ -164,6 +165,18 @@ void Runtime::load_all(const Progress& progress) {
   stream_ = experts::make_stream(source_.geometry, source_.files, plan_.shape, options_.stream);
   load_.arena_s = seconds_since(started);
   load_.arena_huge_bytes = stream_->arena_huge_bytes();
+}
+
+SamplerOptions Runtime::default_sampling() const {
+  constexpr double kTemperature = 0.7;
+  constexpr int64_t kTopK = 20;
+  constexpr double kTopP = 0.95;
+  const gguf::Metadata& metadata = file_->metadata();
+  SamplerOptions options;
+  options.temperature = static_cast<float>(metadata.get_f64("general.sampling.temp", kTemperature));
+  options.top_k = static_cast<int>(metadata.get_i64("general.sampling.top_k", kTopK));
+  options.top_p = static_cast<float>(metadata.get_f64("general.sampling.top_p", kTopP));
+  return options;
 }
 
 experts::Counters Runtime::counters() const {

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/thread_pool.h"
+#include "engine/sampler.h"
 #include "experts/expert_source.h"
 #include "experts/options.h"
 #include "experts/plan.h"
@@ -30,6 +31,7 @@ struct RuntimeOptions {
   models::DenseMode dense = models::DenseMode::Copy;
   std::optional<uint64_t> memory;       // bytes; default: what is available
   std::optional<uint64_t> arena_slots;  // instead of what the memory allows
+  uint64_t caller_bytes = 0;            // what the caller needs beside the model, for the plan
   experts::StreamOptions stream;
 };
 
@@ -62,6 +64,8 @@ class Runtime {
   const experts::ExpertSource& source() const noexcept { return source_; }
   const experts::Plan& plan() const noexcept { return plan_; }
   const LoadReport& load() const noexcept { return load_; }
+  // What the file recommends (general.sampling.*), else temperature 0.7, top-k 20, top-p 0.95.
+  SamplerOptions default_sampling() const;
 
   // One conversation at a time: sessions take the state and give it back.
   models::State& state() noexcept { return *state_; }

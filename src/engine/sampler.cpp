@@ -146,6 +146,13 @@ SampledToken Sampler::sample(std::span<const float> logits) {
           static_cast<float>(static_cast<double>(logits[chosen]) - log_total)};
 }
 
+SampledToken Sampler::take(int32_t token, std::span<const float> logits) {
+  const double log_total = log_sum_exp(logits, logits[checked_argmax(logits)]);
+  accept(token);
+  return {token,
+          static_cast<float>(static_cast<double>(logits[static_cast<size_t>(token)]) - log_total)};
+}
+
 std::vector<TokenProbability> top_logprobs(std::span<const float> logits, int n) {
   const size_t best = checked_argmax(logits);
   const double log_total = log_sum_exp(logits, logits[best]);

@@ -40,12 +40,13 @@ class Sampler {
   // Chooses from logits[n_vocab] and remembers the choice. Throws Error(Numeric) if a logit is NaN
   // or infinite: a broken weight must end the run, not print token 0 for ever.
   SampledToken sample(std::span<const float> logits);
-  // Remembers a token that was chosen elsewhere.
-  void accept(int32_t token);
+  // The same for a token that was chosen elsewhere.
+  SampledToken take(int32_t token, std::span<const float> logits);
 
   const SamplerOptions& options() const noexcept { return options_; }
 
  private:
+  void accept(int32_t token);
   void apply_penalties(std::span<float> logits) const;
   double uniform() noexcept;  // in [0, 1), 53 bits
 

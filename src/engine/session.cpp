@@ -59,21 +59,32 @@ void Session::end_prefill() {
   runtime_.model().release_prompt_scratch();
 }
 
-bool Session::prefill(std::span<const int32_t> tokens, const std::atomic<bool>* cancel) {
+void Session::forward(experts::Stream& stream, const models::Batch& batch, float* logits) {
+  intact_ = false;
+  runtime_.model().forward(state_, stream, batch, logits);
+  intact_ = true;
+}
+
+bool Session::prefill(std::span<const int32_t> tokens, const KeepGoing& keep_going) {
   check_room(tokens.size());
   const auto chunk = static_cast<size_t>(runtime_.options().prompt_chunk);
   const int64_t started = now_ns();
+  WatchedStream stream(runtime_.stream(), keep_going);
   size_t done = 0;
-  while (done < tokens.size()) {
-    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
-    const size_t n = std::min(chunk, tokens.size() - done);
-    const bool last = done + n == tokens.size();
-    runtime_.model().forward(state_, runtime_.stream(),
-                             {.tokens = tokens.subspan(done, n),
-                              .phase = experts::Phase::Prompt,
-                              .logits = last ? models::Logits::Last : models::Logits::None},
-                             last ? logits_.data() : nullptr);
-    done += n;
+  try {
+    while (done < tokens.size()) {
+      if (keep_going && !keep_going()) break;
+      const size_t n = std::min(chunk, tokens.size() - done);
+      const bool last = done + n == tokens.size();
+      forward(stream,
+              {.tokens = tokens.subspan(done, n),
+               .phase = experts::Phase::Prompt,
+               .logits = last ? models::Logits::Last : models::Logits::None},
+              last ? logits_.data() : nullptr);
+      done += n;
+    }
+  } catch (const WatchedStream::Stopped&) {
+    // The chunk is lost, what came before it is not.
   }
   timings_.prefill_tokens += static_cast<int64_t>(done);
   timings_.prefill_s += seconds_since(started);
@@ -91,11 +102,11 @@ void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
   for (size_t done = 0; done < tokens.size();) {
     const size_t n = std::min(chunk, tokens.size() - done);
     const int64_t first = position();
-    runtime_.model().forward(state_, runtime_.stream(),
-                             {.tokens = tokens.subspan(done, n),
-                              .phase = experts::Phase::Prompt,
-                              .logits = models::Logits::All},
-                             all.data());
+    forward(runtime_.stream(),
+            {.tokens = tokens.subspan(done, n),
+             .phase = experts::Phase::Prompt,
+             .logits = models::Logits::All},
+            all.data());
     rows(first, {all.data(), n * n_vocab_});
     std::memcpy(logits_.data(), all.data() + (n - 1) * n_vocab_, n_vocab_ * sizeof(float));
     done += n;
@@ -106,10 +117,9 @@ void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
 void Session::decode(int32_t token) {
   check_room(1);
   const int64_t started = now_ns();
-  runtime_.model().forward(
-      state_, runtime_.stream(),
-      {.tokens = {&token, 1}, .phase = experts::Phase::Decode, .logits = models::Logits::Last},
-      logits_.data());
+  forward(runtime_.stream(),
+          {.tokens = {&token, 1}, .phase = experts::Phase::Decode, .logits = models::Logits::Last},
+          logits_.data());
   const double seconds = seconds_since(started);
   if (timings_.first_tokens == 0) {
     timings_.first_tokens = 1;
@@ -140,6 +150,7 @@ void Session::commit(int n) {
 
 void Session::reset() {
   state_.reset();
+  intact_ = true;
 }
 
 bool Session::truncate(int64_t position) {
@@ -160,7 +171,9 @@ Session::Checkpoint Session::checkpoint() const {
 
 void Session::rewind(const Checkpoint& checkpoint) {
   if (checkpoint.recurrent.empty()) {
-    state_.truncate(static_cast<int64_t>(checkpoint.tokens.size()));
+    if (!state_.truncate(static_cast<int64_t>(checkpoint.tokens.size()))) {
+      fail(ErrorKind::Internal, "a checkpoint without recurrent state can not repair a session");
+    }
     return;
   }
   size_t at = 0;
@@ -170,6 +183,7 @@ void Session::rewind(const Checkpoint& checkpoint) {
         at += out.size();
       },
       "checkpoint in memory");
+  intact_ = true;
 }
 
 void Session::save(const std::string& path) const {
@@ -210,6 +224,7 @@ void Session::restore(const std::string& path) {
       },
       path);
   file.read_at(sizeof header, std::as_writable_bytes(std::span(logits_)));
+  intact_ = true;
 }
 
 }  // namespace penstock::engine

@@ -1,14 +1,14 @@
 // A conversation with a loaded model: prompts in chunks, tokens one by one or several at once, its
-// state to a file and back. The only way in for the programs and, later, the server.
+// state to a file and back. The only way in for the programs and the server.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "engine/runtime.h"
+#include "engine/watched_stream.h"
 
 namespace penstock::engine {
 
@@ -39,9 +39,10 @@ class Session {
   Runtime& runtime() noexcept { return runtime_; }
 
   // Evaluates a prompt from position() on, in chunks; afterwards logits() are those of its last
-  // token. `cancel` is looked at between chunks: false is returned then and the tokens done so far
-  // stay. Throws Error(Usage) when the tokens do not fit into the context or are no tokens.
-  bool prefill(std::span<const int32_t> tokens, const std::atomic<bool>* cancel = nullptr);
+  // token. When `keep_going` ends it, false is returned and the chunks done so far stay; between
+  // two layers of a chunk the session is not intact() then. Throws Error(Usage) when the tokens do
+  // not fit into the context or are no tokens.
+  bool prefill(std::span<const int32_t> tokens, const KeepGoing& keep_going = {});
   // The same with every position's logits, [tokens][n_vocab], handed out chunk by chunk.
   using Rows = FunctionRef<void(int64_t first_position, std::span<const float> logits)>;
   void prefill_all(std::span<const int32_t> tokens, Rows rows);
@@ -57,6 +58,9 @@ class Session {
   std::span<const float> step(std::span<const int32_t> tokens);
   void commit(int n);
 
+  // False after a step that failed or was ended half-way: only reset(), rewind() and restore() make
+  // the session usable again.
+  bool intact() const noexcept { return intact_; }
   void reset();
   bool truncate(int64_t position);  // false: this model's state cannot go back there
 
@@ -79,16 +83,19 @@ class Session {
   // The largest footprint seen (spec/streaming.md §C.4), in bytes: sampled at the end of every
   // prefill, before its scratch is given back, and by this call.
   uint64_t peak_footprint();
+  uint64_t last_peak_footprint() const noexcept { return peak_footprint_; }  // without a new look
 
  private:
   void check_room(size_t n_tokens) const;
   void end_prefill();
+  void forward(experts::Stream& stream, const models::Batch& batch, float* logits);
 
   Runtime& runtime_;
   models::State& state_;
   size_t n_vocab_;
   std::vector<float> logits_;
   std::vector<float> step_logits_;
+  bool intact_ = true;
   Timings timings_;
   uint64_t peak_footprint_ = 0;
 };

@@ -16,6 +16,7 @@ class Utf8Stream {
   std::string push(std::string_view bytes);
   // The end: an unfinished character becomes U+FFFD.
   std::string flush();
+  bool holding() const noexcept { return !held_.empty(); }  // an unfinished character
 
  private:
   std::string held_;  // at most three bytes of an unfinished character
@@ -29,6 +30,7 @@ class TokenStream {
 
   std::string push(int32_t id);
   std::string flush() { return utf8_.flush(); }
+  bool holding() const noexcept { return utf8_.holding(); }
 
  private:
   const Tokenizer& tokenizer_;

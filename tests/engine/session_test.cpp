@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -31,7 +33,7 @@ class SessionTest : public ::testing::TestWithParam<const char*> {
   std::vector<int32_t> tokens_;
 };
 
-const auto kIgnoreText = [](std::string_view) {};
+const auto kIgnoreText = [](const Output&) {};
 
 TEST_P(SessionTest, GeneratesTheSameTwiceAndRespectsTheLimits) {
   GenerateOptions options;
@@ -81,9 +83,9 @@ TEST_P(SessionTest, StopTokensAndCancellation) {
   EXPECT_EQ(stopped.reason, StopReason::StopToken);
   EXPECT_TRUE(stopped.tokens.empty());
 
-  const std::atomic<bool> cancel{true};
-  EXPECT_EQ(generate(session, again, {}, kIgnoreText, &cancel).reason, StopReason::Cancelled);
-  EXPECT_FALSE(session.prefill(std::span(tokens_).first(5), &cancel));
+  const KeepGoing never = [] { return false; };
+  EXPECT_EQ(generate(session, again, {}, kIgnoreText, never).reason, StopReason::Cancelled);
+  EXPECT_FALSE(session.prefill(std::span(tokens_).first(5), never));
   EXPECT_EQ(session.position(), 9);
 }
 
@@ -133,6 +135,60 @@ TEST_P(SessionTest, AConversationReusesWhatTheStateHolds) {
   ASSERT_TRUE(conversation.advance(prompt, 17));
   EXPECT_TRUE(same(session, fresh(prompt)));
   EXPECT_THROW(conversation.advance({}, 0), Error);
+}
+
+TEST_P(SessionTest, APromptStopsBetweenTwoLayers) {
+  const auto n_vocab = static_cast<size_t>(runtime_->info().n_vocab);
+  const std::span<const int32_t> prompt = std::span(tokens_).first(40);
+  std::vector<float> expected;
+  {
+    const auto runtime = open_tiny(path_, {});
+    Session session(*runtime);
+    session.prefill(prompt);
+    expected.assign(session.logits().begin(), session.logits().end());
+  }
+  Session session(*runtime_);
+  const int n_layer = runtime_->info().n_layer;
+  for (int stop_at = 0; stop_at <= 2 * n_layer + 3; ++stop_at) {
+    session.reset();
+    Conversation conversation(session);
+    int asked = 0;
+    const KeepGoing until = [&] { return asked++ < stop_at; };
+    // Two chunks, before and after the checkpoint: each asks once, and once for every layer.
+    const bool done = conversation.advance(prompt, 30, until);
+    EXPECT_EQ(done, stop_at >= 2 * (n_layer + 1));
+    EXPECT_EQ(session.intact(), done || stop_at % (n_layer + 1) == 0);
+    ASSERT_TRUE(conversation.advance(prompt, 30));
+    EXPECT_TRUE(session.intact());
+    EXPECT_EQ(std::memcmp(session.logits().data(), expected.data(), n_vocab * sizeof(float)), 0);
+  }
+}
+
+TEST_P(SessionTest, HandsOutLogProbabilities) {
+  Session session(*runtime_);
+  session.prefill(std::span(tokens_).first(9));
+  Sampler sampler({.temperature = 1.0f, .seed = 5});
+  GenerateOptions options;
+  options.max_tokens = 12;
+  options.n_logprobs = 3;
+  std::vector<GeneratedToken> tokens;
+  const GenerateResult result = generate(session, sampler, options, [&](const Output& output) {
+    tokens.insert(tokens.end(), output.tokens.begin(), output.tokens.end());
+  });
+  ASSERT_EQ(tokens.size(), 12U);
+  session.reset();
+  session.prefill(std::span(tokens_).first(9));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    EXPECT_EQ(tokens[i].id, result.tokens[i]);
+    const std::vector<TokenProbability> all =
+        top_logprobs(session.logits(), static_cast<int>(session.logits().size()));
+    ASSERT_EQ(tokens[i].top.size(), 3U);
+    for (size_t k = 0; k < 3; ++k) EXPECT_EQ(tokens[i].top[k].id, all[k].id);
+    const auto own = std::find_if(all.begin(), all.end(),
+                                  [&](const TokenProbability& p) { return p.id == tokens[i].id; });
+    EXPECT_EQ(tokens[i].logprob, own->logprob);
+    session.decode(tokens[i].id);
+  }
 }
 
 TEST_P(SessionTest, RefusesStatesThatAreNotItsOwn) {
