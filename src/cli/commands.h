@@ -10,6 +10,7 @@ namespace penstock::cli {
 using Action = std::function<int()>;
 
 void add_run(CLI::App& app, Action* action);
+void add_serve(CLI::App& app, Action* action);
 void add_logits(CLI::App& app, Action* action);
 void add_tokenize(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);

@@ -23,6 +23,7 @@ constexpr const char* kFooter =
     "Start here:\n"
     "  penstock run -p \"In the beginning\"           the sample model completes a text\n"
     "  penstock run -m MODEL.gguf --memory 8G --chat  talk to your own GGUF within 8 GB\n"
+    "  penstock serve -m MODEL.gguf --memory 8G       the same for other programs: OpenAI's API\n"
     "  penstock inspect MODEL.gguf                    what is in a file, and would it run here?\n"
     "  penstock help run                              everything about one command\n"
     "\n"
@@ -53,6 +54,7 @@ int main(int argc, char** argv) {
 
   cli::Action action;
   cli::add_run(app, &action);
+  cli::add_serve(app, &action);
   cli::add_inspect(app, &action);
   cli::add_tokenize(app, &action);
   cli::add_logits(app, &action);

@@ -121,18 +121,22 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   return options;
 }
 
+engine::Runtime::Progress progress_line() {
+  struct Line {
+    std::string phase;
+    std::unique_ptr<Progress> bar;
+  };
+  return [line = std::make_shared<Line>()](std::string_view phase, uint64_t done, uint64_t total) {
+    if (line->phase != phase) {
+      line->phase = phase;
+      line->bar = std::make_unique<Progress>(line->phase, total);
+    }
+    line->bar->set(done);
+  };
+}
+
 std::unique_ptr<engine::Runtime> open_runtime(const RuntimeFlags& flags) {
-  std::unique_ptr<Progress> bar;
-  std::string current;
-  auto runtime = engine::Runtime::open(flags.options(),
-                                       [&](std::string_view phase, uint64_t done, uint64_t total) {
-                                         if (current != phase) {
-                                           current = phase;
-                                           bar = std::make_unique<Progress>(current, total);
-                                         }
-                                         bar->set(done);
-                                       });
-  return runtime;
+  return engine::Runtime::open(flags.options(), progress_line());
 }
 
 void check_unchanged(const engine::Runtime& runtime) {

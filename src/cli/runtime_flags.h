@@ -29,6 +29,9 @@ class RuntimeFlags {
   bool pack_unchecked_ = false;
 };
 
+// Progress of opening a runtime, on stderr.
+engine::Runtime::Progress progress_line();
+
 // Opens the runtime with progress on stderr.
 std::unique_ptr<engine::Runtime> open_runtime(const RuntimeFlags& flags);
 

@@ -23,4 +23,8 @@ std::string tool_name() {
   return fmt::format("penstock {}", PENSTOCK_VERSION);
 }
 
+std::string version_number() {
+  return fmt::format("{} ({})", PENSTOCK_VERSION, PENSTOCK_REVISION);
+}
+
 }  // namespace penstock::cli

@@ -23,7 +23,7 @@ TEST_F(Cli, SaysWhatItIsAndHowToUseIt) {
   for (const char* word : {"penstock ", "revision", "compiler", "instruction sets", "scalar"}) {
     EXPECT_NE(version.out.find(word), std::string::npos) << word;
   }
-  for (const char* command : {"run", "inspect", "logits", "tokenize", "synth", "pack"}) {
+  for (const char* command : {"run", "serve", "inspect", "logits", "tokenize", "synth", "pack"}) {
     const Outcome help = run({"help", command});
     EXPECT_EQ(help.code, 0);
     EXPECT_NE(help.out.find("Usage: penstock " + std::string(command)), std::string::npos);

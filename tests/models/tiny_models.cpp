@@ -362,6 +362,7 @@ std::string write_tiny(const std::string& folder, const std::string& architectur
       void operator()(const std::string& v) const { writer.set_string(key, v); }
       void operator()(const std::vector<int32_t>& v) const { writer.set_i32_array(key, v); }
       void operator()(const std::vector<uint64_t>& v) const { writer.set_u64_array(key, v); }
+      void operator()(const std::vector<std::string>& v) const { writer.set_string_array(key, v); }
     };
     std::visit(Set{writer, full}, value);
   }

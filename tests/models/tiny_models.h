@@ -17,8 +17,8 @@
 
 namespace penstock::testing {
 
-using MetadataValue =
-    std::variant<uint32_t, float, std::string, std::vector<int32_t>, std::vector<uint64_t>>;
+using MetadataValue = std::variant<uint32_t, float, std::string, std::vector<int32_t>,
+                                   std::vector<uint64_t>, std::vector<std::string>>;
 
 struct TinyOptions {
   gguf::TypeId matrices = gguf::TypeId::F32;  // or Q8_0: every matrix with rows of 32 k elements
