@@ -69,10 +69,7 @@ int run_iobench(const Flags& flags) {
   options.io = stream.io;
   const bool busy = options.busy_threads > 0;
   if (!flags.json) {
-    uint64_t span = 0;
-    for (const experts::LayerGeometry& layer : source.geometry.layers) {
-      span += layer.expert_bytes() * static_cast<uint64_t>(layer.n_expert);
-    }
+    const uint64_t span = experts::expert_span(source.geometry);
     fmt::print("{}: {} of experts, read at random{}\n{}\n", path, format_bytes(span),
                busy ? fmt::format(", {} threads reading memory", options.busy_threads) : "",
                source.files->report().describe());

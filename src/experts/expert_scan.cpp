@@ -9,15 +9,6 @@
 namespace penstock::experts {
 namespace {
 
-std::unique_ptr<IoBackend> backend_for(const StreamFiles& files, const StreamOptions& options,
-                                       IoReport* report) {
-  *report = files.report();
-  auto backend =
-      make_backend(options.io, !files.direct(), static_cast<size_t>(options.depth) * kMaxParts,
-                   pool_threads(options.depth), report);
-  return options.decorate ? options.decorate(std::move(backend)) : std::move(backend);
-}
-
 uint64_t largest_slot(const std::vector<RecordLayout>& layouts) {
   uint64_t largest = kPageSize;
   for (const RecordLayout& layout : layouts) largest = std::max(largest, layout.slot_bytes);
@@ -27,8 +18,7 @@ uint64_t largest_slot(const std::vector<RecordLayout>& layouts) {
 }  // namespace
 
 std::string ExpertScan::Item::error_text() const {
-  const std::string cause = error == kEndOfFile ? "the file ends there" : errno_text(error);
-  return fmt::format("offset {} of {}: {}", offset, path, cause);
+  return fmt::format("offset {} of {}: {}", offset, path, read_error_text(error));
 }
 
 ExpertScan::ExpertScan(Geometry geometry, const StreamOptions& options, uint64_t first)
@@ -40,8 +30,9 @@ ExpertScan::ExpertScan(Geometry geometry, const StreamOptions& options, uint64_t
       issued_(first),
       places_(static_cast<size_t>(options.depth)),
       memory_(places_.size() * slot_bytes_, Pages::Small),
-      queue_(backend_for(*files_, options, &report_), files_->alignment(),
-             places_.size() * kMaxParts) {
+      queue_(open_backend(*files_, options.io, places_.size() * kMaxParts,
+                          pool_threads(options.depth), options.decorate, &report_),
+             files_->alignment(), places_.size() * kMaxParts) {
   for (const LayerGeometry& layer : geometry_.layers) end_ += static_cast<uint64_t>(layer.n_expert);
   for (uint64_t left = first; left > 0 && first < end_;) {
     const auto n =
@@ -60,14 +51,10 @@ void ExpertScan::issue(uint64_t position) {
   const RecordLayout& layout = layouts_[static_cast<size_t>(next_index_)];
   places_[at] = {next_index_, next_expert_, layout.n_parts, 0, 0, 0};
   for (int p = 0; p < layout.n_parts; ++p) {
-    const PartRead part = part_read(layout, p, next_expert_);
-    queue_.push({.fd = files_->fd(part.shard),
-                 .offset = part.offset,
-                 .data = memory(at) + part.at,
-                 .bytes = part.bytes,
-                 .needed = part.needed,
-                 .reason = ReadReason::Fill,
-                 .tag = at * kMaxParts + static_cast<uint64_t>(p)});
+    Read read = expert_read(*files_, layout, p, next_expert_, memory(at));
+    read.reason = ReadReason::Fill;
+    read.tag = at * kMaxParts + static_cast<uint64_t>(p);
+    queue_.push(read);
   }
   if (++next_expert_ == geometry_.layers[static_cast<size_t>(next_index_)].n_expert) {
     ++next_index_;

@@ -108,7 +108,7 @@ class Reader {
           fail(ErrorKind::Io, "reading an expert of layer {} at byte {} of {}: {}",
                block_[static_cast<size_t>(slot.layer)], done.offset,
                files_.path(layouts_[static_cast<size_t>(slot.layer)].parts[0].shard),
-               done.error == kEndOfFile ? "the file ends" : errno_text(done.error));
+               read_error_text(done.error));
         }
         if (--slot.parts_left > 0) continue;
         latencies.push_back(static_cast<uint64_t>(now_ns() - slot.started));
@@ -138,16 +138,11 @@ class Reader {
     slot.started = now_ns();
     slot.bytes = 0;
     for (int p = 0; p < layout.n_parts; ++p) {
-      const PartRead part = part_read(layout, p, expert);
-      slot.bytes += part.bytes;
-      queue_.push({.fd = files_.fd(part.shard),
-                   .offset = part.offset,
-                   .data = memory_.data() + index * slot_bytes_ + part.at,
-                   .bytes = part.bytes,
-                   .needed = part.needed,
-                   .buffer = registered_ ? 0 : -1,
-                   .reason = ReadReason::Demand,
-                   .tag = index});
+      Read read = expert_read(files_, layout, p, expert, memory_.data() + index * slot_bytes_);
+      if (registered_) read.buffer = 0;
+      read.tag = index;
+      slot.bytes += read.bytes;
+      queue_.push(read);
     }
   }
 
@@ -172,14 +167,22 @@ uint64_t percentile(std::vector<uint64_t>& values, double p) {
 
 }  // namespace
 
+uint64_t expert_span(const Geometry& geometry) noexcept {
+  uint64_t bytes = 0;
+  for (const LayerGeometry& layer : geometry.layers) {
+    bytes += layer.expert_bytes() * static_cast<uint64_t>(layer.n_expert);
+  }
+  return bytes;
+}
+
 IoBenchReport iobench(const Geometry& geometry, const StreamFiles& files,
                       const IoBenchOptions& options,
                       const std::function<void(const IoBenchRow&)>& row) {
   if (geometry.layers.empty()) fail(ErrorKind::Unsupported, "this model has no routed experts");
   IoBenchReport report;
+  report.span_bytes = expert_span(geometry);
   uint64_t slot_bytes = 0;
   for (const LayerGeometry& layer : geometry.layers) {
-    report.span_bytes += layer.expert_bytes() * static_cast<uint64_t>(layer.n_expert);
     slot_bytes = std::max(slot_bytes, record_layout(layer, files.alignment()).slot_bytes);
   }
   const int deepest = *std::max_element(options.depths.begin(), options.depths.end());
@@ -188,11 +191,8 @@ IoBenchReport iobench(const Geometry& geometry, const StreamFiles& files,
   memory.prefault(0, memory.size());
   report.huge_bytes = huge_bytes(memory.data(), memory.size());
   for (const int depth : options.depths) {
-    report.io = files.report();
-    report.io.requested = options.io;
-    auto backend = make_backend(options.io, !files.direct(), static_cast<size_t>(depth) * kMaxParts,
-                                pool_threads(depth), &report.io);
-    if (options.decorate) backend = options.decorate(std::move(backend));
+    auto backend = open_backend(files, options.io, static_cast<size_t>(depth) * kMaxParts,
+                                pool_threads(depth), options.decorate, &report.io);
     const MemoryRange range{memory.data(), memory.size()};
     const bool registered =
         backend->engine() == Engine::Uring && backend->register_buffers({&range, 1}) == 0;

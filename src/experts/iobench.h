@@ -45,6 +45,8 @@ struct IoBenchReport {
   std::vector<IoBenchRow> rows;
 };
 
+uint64_t expert_span(const Geometry& geometry) noexcept;  // bytes of all experts
+
 // Reads experts of all layers uniformly at random into memory like the arena's, at each depth in
 // turn, so many in flight at all times. `row` is called as each depth ends. Throws Error(Io) naming
 // file, offset and errno when a read fails.

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/memory.h"
 
 namespace penstock::experts {
@@ -14,6 +15,10 @@ namespace {
 constexpr int kMaxTries = 100;
 
 }  // namespace
+
+std::string read_error_text(int error) {
+  return error == kEndOfFile ? "the file ends there" : errno_text(error);
+}
 
 ReadQueue::ReadQueue(std::unique_ptr<IoBackend> backend, uint32_t alignment, size_t expected)
     : backend_(std::move(backend)), alignment_(alignment), results_(backend_->capacity()) {

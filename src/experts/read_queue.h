@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "experts/counters.h"
@@ -24,6 +25,7 @@ struct Read {
 };
 
 inline constexpr int kEndOfFile = -1;
+std::string read_error_text(int error);  // an errno or kEndOfFile, for people
 
 struct ReadDone {
   uint64_t tag = 0;

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "experts/io.h"
 #include "experts/read_queue.h"
+#include "experts/stream_setup.h"
 
 namespace penstock::experts {
 namespace {
@@ -47,15 +48,9 @@ struct RowStore::Impl {
         blocks(std::max<uint32_t>(options.n_blocks, 4)),
         index(hash_size(options.n_blocks < 4 ? 4 : options.n_blocks), -1),
         memory(blocks.size() * bytes, Pages::Small),
-        queue(backend(*files, options, &report), files->alignment(), blocks.size()) {}
-
-  static std::unique_ptr<IoBackend> backend(const StreamFiles& files,
-                                            const RowStoreOptions& options, IoReport* report) {
-    *report = files.report();
-    auto made = make_backend(options.io, !files.direct(), static_cast<size_t>(options.depth),
-                             std::min(options.depth, kThreads), report);
-    return options.decorate ? options.decorate(std::move(made)) : std::move(made);
-  }
+        queue(open_backend(*files, options.io, static_cast<size_t>(options.depth),
+                           std::min(options.depth, kThreads), options.decorate, &report),
+              files->alignment(), blocks.size()) {}
 
   std::byte* data(size_t i) const noexcept { return memory.data() + i * bytes; }
   uint64_t first_block(int64_t row) const noexcept { return start_of(row) / bytes; }
@@ -149,9 +144,7 @@ struct RowStore::Impl {
 
   void raise() {
     if (error == 0) return;
-    const std::string cause =
-        error == kEndOfFile ? std::string("the file ends there") : errno_text(error);
-    error = 0;
+    const std::string cause = read_error_text(std::exchange(error, 0));
     fail(
         ErrorKind::Io,
         "reading rows of {} failed at offset {}: {}; the step was given up, check the file and the "

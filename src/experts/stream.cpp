@@ -142,16 +142,6 @@ class ExpertStream final : public Stream {
   Trace trace_;
 };
 
-std::unique_ptr<IoBackend> backend_for(const Geometry& geometry, const StreamFiles& files,
-                                       const StreamOptions& options, IoReport* report) {
-  *report = files.report();
-  report->requested = options.io;
-  auto backend =
-      make_backend(options.io, !files.direct(), backend_capacity(geometry, options.depth),
-                   pool_threads(options.depth), report);
-  return options.decorate ? options.decorate(std::move(backend)) : std::move(backend);
-}
-
 ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
                            const ArenaShape& shape, const StreamOptions& options)
     : geometry_(std::move(geometry)),
@@ -163,8 +153,9 @@ ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles>
       residency_(geometry_, shape, options.evict),
       parts_left_(residency_.n_slots(), 0),
       slot_failed_(residency_.n_slots(), 0),
-      queue_(backend_for(geometry_, *files_, options, &io_), shape.alignment,
-             residency_.n_slots() * kMaxParts),
+      queue_(open_backend(*files_, options.io, backend_capacity(geometry_, options.depth),
+                          pool_threads(options.depth), options.decorate, &io_),
+             shape.alignment, residency_.n_slots() * kMaxParts),
       layer_stall_ns_(geometry_.layers.size(), 0) {
   int most_experts = 0;
   for (const LayerGeometry& layer : geometry_.layers) {
@@ -350,15 +341,11 @@ void ExpertStream::read_expert(int32_t slot, int expert) {
   std::memset(base, 0xFF, arena_.slot_bytes(slot));  // whoever still computes on it shall notice
 #endif
   for (int p = 0; p < layout.n_parts; ++p) {
-    const PartRead part = part_read(layout, p, expert);
-    queue_.push({.fd = files_->fd(part.shard),
-                 .offset = part.offset,
-                 .data = base + part.at,
-                 .bytes = part.bytes,
-                 .needed = part.needed,
-                 .buffer = io_.registered_bytes != 0 ? arena_.range_of(slot) : -1,
-                 .reason = state.reason,
-                 .tag = make_tag(state.gen, p, slot)});
+    Read read = expert_read(*files_, layout, p, expert, base);
+    if (io_.registered_bytes != 0) read.buffer = arena_.range_of(slot);
+    read.reason = state.reason;
+    read.tag = make_tag(state.gen, p, slot);
+    queue_.push(read);
   }
   parts_left_[s] = static_cast<uint8_t>(layout.n_parts);
   slot_failed_[s] = 0;
@@ -492,12 +479,11 @@ void ExpertStream::raise_failure() {
          "again",
          failure_.expert, layer.layer, failure_.offset, files_->path(failure_.shard));
   }
-  const std::string cause =
-      failure_.error == kEndOfFile ? "the file ends there" : errno_text(failure_.error);
   fail(ErrorKind::Io,
        "reading expert {} of layer {} failed at offset {} of {}: {}; the step was given up, check "
        "the file and the disk",
-       failure_.expert, layer.layer, failure_.offset, files_->path(failure_.shard), cause);
+       failure_.expert, layer.layer, failure_.offset, files_->path(failure_.shard),
+       read_error_text(failure_.error));
 }
 
 void ExpertStream::end() {

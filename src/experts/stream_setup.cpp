@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "experts/read_queue.h"
 #include "experts/residency.h"
 #include "experts/stream.h"
 
@@ -20,6 +19,24 @@ size_t backend_capacity(const Geometry& geometry, int depth) noexcept {
     most = std::max(most, std::min(layer.n_expert, kRows * layer.n_used));
   }
   return static_cast<size_t>(most) * kMaxParts;
+}
+
+std::unique_ptr<IoBackend> open_backend(const StreamFiles& files, IoMode mode, size_t capacity,
+                                        int threads, const Decorate& decorate, IoReport* report) {
+  *report = files.report();
+  report->requested = mode;
+  auto backend = make_backend(mode, !files.direct(), capacity, threads, report);
+  return decorate ? decorate(std::move(backend)) : std::move(backend);
+}
+
+Read expert_read(const StreamFiles& files, const RecordLayout& layout, int part, int expert,
+                 std::byte* slot) noexcept {
+  const PartRead read = part_read(layout, part, expert);
+  return {.fd = files.fd(read.shard),
+          .offset = read.offset,
+          .data = slot + read.at,
+          .bytes = read.bytes,
+          .needed = read.needed};
 }
 
 std::vector<RecordLayout> layouts_of(const Geometry& geometry, uint32_t alignment) {

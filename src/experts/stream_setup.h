@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "experts/io.h"
+#include "experts/read_queue.h"
 #include "experts/record.h"
 #include "experts/shape.h"
 
@@ -16,6 +19,16 @@ inline constexpr int kSlotBits = 28;  // of a slot number, in the tag of a read
 // most, or a prompt's depth, whichever is more. What exceeds it is handed over in turns.
 size_t backend_capacity(const Geometry& geometry, int depth) noexcept;
 int pool_threads(int depth) noexcept;
+
+// A backend for these files, direct or buffered as they were opened. `decorate` wraps it if not
+// empty. The report says what it is and why.
+using Decorate = std::function<std::unique_ptr<IoBackend>(std::unique_ptr<IoBackend>)>;
+std::unique_ptr<IoBackend> open_backend(const StreamFiles& files, IoMode mode, size_t capacity,
+                                        int threads, const Decorate& decorate, IoReport* report);
+
+// The read of one part of an expert into its slot; reason, buffer and tag are the caller's.
+Read expert_read(const StreamFiles& files, const RecordLayout& layout, int part, int expert,
+                 std::byte* slot) noexcept;
 
 std::vector<RecordLayout> layouts_of(const Geometry& geometry, uint32_t alignment);
 
