@@ -26,10 +26,34 @@ void wait_while_equal(const std::atomic<uint32_t>& value, uint32_t old) noexcept
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
+uint64_t range_of(int64_t first, int64_t end) noexcept {
+  return static_cast<uint64_t>(first) | static_cast<uint64_t>(end) << 32;
+}
+
+bool take_first(std::atomic<uint64_t>& range, uint32_t& task) noexcept {
+  uint64_t left = range.load(std::memory_order_relaxed);
+  do {
+    task = static_cast<uint32_t>(left);
+    if (task == static_cast<uint32_t>(left >> 32)) return false;
+  } while (!range.compare_exchange_weak(left, left + 1, std::memory_order_relaxed));
+  return true;
+}
+
+bool take_last(std::atomic<uint64_t>& range, uint32_t& task) noexcept {
+  uint64_t left = range.load(std::memory_order_relaxed);
+  do {
+    if (static_cast<uint32_t>(left) == static_cast<uint32_t>(left >> 32)) return false;
+    task = static_cast<uint32_t>(left >> 32) - 1;
+  } while (
+      !range.compare_exchange_weak(left, left - (uint64_t{1} << 32), std::memory_order_relaxed));
+  return true;
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(int n_threads) {
   if (n_threads < 1) fail(ErrorKind::Usage, "a thread count of {} makes no sense", n_threads);
+  shares_ = std::vector<Share>(static_cast<size_t>(n_threads));
   workers_.reserve(static_cast<size_t>(n_threads) - 1);
   for (int t = 1; t < n_threads; ++t) workers_.emplace_back([this, t] { work(t); });
 }
@@ -43,10 +67,12 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run_tasks(int thread) noexcept {
   const Body& body = *body_;
-  for (;;) {
-    const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
-    if (task >= n_tasks_) return;
-    body(task, thread);
+  const size_t n = shares_.size();
+  for (size_t i = 0; i < n; ++i) {
+    std::atomic<uint64_t>& range = shares_[(static_cast<size_t>(thread) + i) % n].range;
+    for (uint32_t task; i == 0 ? take_first(range, task) : take_last(range, task);) {
+      body(task, thread);
+    }
   }
 }
 
@@ -68,8 +94,11 @@ void ThreadPool::parallel_for(int64_t n_tasks, Body body) noexcept {
     return;
   }
   body_ = &body;
-  n_tasks_ = n_tasks;
-  next_.store(0, std::memory_order_relaxed);
+  const auto n = static_cast<int64_t>(shares_.size());
+  for (int64_t i = 0; i < n; ++i) {
+    shares_[static_cast<size_t>(i)].range.store(range_of(n_tasks * i / n, n_tasks * (i + 1) / n),
+                                                std::memory_order_relaxed);
+  }
   active_.store(static_cast<uint32_t>(workers_.size()), std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();

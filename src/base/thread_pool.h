@@ -44,19 +44,25 @@ class ThreadPool {
 
   int size() const noexcept { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(task, thread) for every task in [0, n_tasks), each once, in no fixed order, handed
-  // out one by one from a shared counter; 0 <= thread < size(). Returns when all are done; writes
-  // made by the tasks are then visible to the caller. Not reentrant; body must not throw.
+  // Calls body(task, thread) for every task in [0, n_tasks), n_tasks < 2^32, each once, in no fixed
+  // order; 0 <= thread < size(). Every thread goes through a share of neighbouring tasks in order,
+  // so that what one task asks the memory for beyond its end serves the thread's next; one that is
+  // done early takes tasks from the ends of others' shares. Returns when all are done; writes made
+  // by the tasks are then visible to the caller. Not reentrant; body must not throw.
   void parallel_for(int64_t n_tasks, FunctionRef<void(int64_t task, int thread)> body) noexcept;
 
  private:
   void work(int thread) noexcept;
   void run_tasks(int thread) noexcept;
 
+  // The tasks that a thread has left: the first in the low 32 bits, the end in the high ones.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> range{0};
+  };
+
   using Body = FunctionRef<void(int64_t, int)>;
   const Body* body_ = nullptr;
-  int64_t n_tasks_ = 0;
-  alignas(64) std::atomic<int64_t> next_{0};
+  std::vector<Share> shares_;
   alignas(64) std::atomic<uint32_t> generation_{0};  // bumped to start a loop
   alignas(64) std::atomic<uint32_t> active_{0};      // workers still inside the current loop
   std::atomic<bool> stop_{false};

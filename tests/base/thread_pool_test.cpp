@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -35,6 +37,37 @@ TEST(ThreadPool, ManyShortLoopsInARow) {
   }
   for (int64_t task = 0; task < 64; ++task)
     EXPECT_EQ(slots[static_cast<size_t>(task)], 2000 * task);
+}
+
+// Task 0 ends only when all others have: the rest of its thread's share must be taken by others.
+TEST(ThreadPool, TasksOfABusyThreadAreTakenByOthers) {
+  ThreadPool pool(3);
+  std::atomic<int64_t> done{0};
+  pool.parallel_for(300, [&](int64_t task, int) {
+    while (task == 0 && done.load() < 299) std::this_thread::yield();
+    done.fetch_add(1);
+  });
+  EXPECT_EQ(done.load(), 300);
+}
+
+// What the kernels' prefetches rely on: with tasks of like length most of a thread's tasks follow
+// the one before.
+TEST(ThreadPool, AThreadGoesThroughNeighbours) {
+  constexpr int64_t kTasks = 400;
+  ThreadPool pool(2);
+  std::vector<int64_t> last(2, -1);
+  std::atomic<int64_t> neighbours{0}, started{0};
+  pool.parallel_for(kTasks, [&](int64_t task, int thread) {
+    // Both threads take part before either goes on.
+    if (started.fetch_add(1) < 2) {
+      while (started.load() < 2) std::this_thread::yield();
+    }
+    int64_t& before = last[static_cast<size_t>(thread)];
+    if (task == before + 1 || before < 0) neighbours.fetch_add(1);
+    before = task;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  });
+  EXPECT_GT(neighbours.load(), kTasks / 3);
 }
 
 TEST(ThreadPool, RefusesNoThreads) {
