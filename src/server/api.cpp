@@ -187,6 +187,7 @@ void Api::health(Response& response) const {
       json["status"] = "ok";
       break;
     case Phase::Failed:
+    case Phase::Changed:
       json["status"] = "failed";
       json["error"] = status.error;
       break;

@@ -13,8 +13,15 @@ namespace {
 
 constexpr int64_t kPublishNs = 100'000'000;
 
+ApiError changed_error(const Status& status) {
+  return {500, "model_file_changed",
+          status.error + ": no answer can be relied on; check the file and start the server again"};
+}
+
 ApiError not_ready(const Status& status) {
   switch (status.phase) {
+    case Phase::Changed:
+      return changed_error(status);
     case Phase::Failed:
       return {503, "model_failed", "the model could not be loaded: " + status.error};
     case Phase::Stopping:
@@ -189,35 +196,56 @@ void Scheduler::publish(engine::Session& session) {
   metrics_.publish(facts);
 }
 
-void Scheduler::execute(Job& job, engine::Session& session, engine::Conversation& conversation) {
-  const engine::Timings before = session.timings();
+// An error once the model's file was written to or cut. That is for good: what has been read of it
+// stays in memory, even if the file gets its old size and time again.
+std::optional<ApiError> Scheduler::file_error() {
+  std::string changed;
+  try {
+    changed = runtime_->source().changed();
+  } catch (const Error& error) {
+    return from_engine(error);
+  }
+  const std::lock_guard lock(mutex_);
+  if (status_.error.empty()) status_.error = std::move(changed);
+  if (status_.error.empty()) return std::nullopt;
+  if (status_.phase == Phase::Ready) status_.phase = Phase::Changed;
+  return changed_error(status_);
+}
+
+void Scheduler::generate(Job& job, engine::Session& session, engine::Conversation& conversation,
+                         Outcome* outcome) {
   const engine::KeepGoing keep_going = [&] { return this->keep_going(job, session); };
-  Outcome outcome;
-  outcome.usage.prompt_tokens = static_cast<int64_t>(job.prompt.size());
   try {
     engine::Sampler sampler(job.sampling);
     sampler.see_prompt(job.prompt);
     if (conversation.advance(job.prompt, job.n_stable, keep_going)) {
-      outcome.usage.cached_tokens = conversation.reused();
+      outcome->usage.cached_tokens = conversation.reused();
       const engine::GenerateResult result = engine::generate(
           session, sampler, job.generate, [&](const engine::Output& output) { job.put(output); },
           keep_going);
-      outcome.reason = result.reason;
-      outcome.usage.completion_tokens = static_cast<int64_t>(result.tokens.size());
-      outcome.usage.reasoning_tokens = result.reasoning_tokens;
+      outcome->reason = result.reason;
+      outcome->usage.completion_tokens = static_cast<int64_t>(result.tokens.size());
+      outcome->usage.reasoning_tokens = result.reasoning_tokens;
     }
-    // An answer from a file that was written to meanwhile is none.
-    if (const std::string changed = runtime_->source().changed(); !changed.empty()) {
-      outcome.error =
-          ApiError(500, "model_file_changed",
-                   changed + ": the answer cannot be relied on; start the server again");
-    } else if (outcome.reason == engine::StopReason::Cancelled) {
-      outcome.error = cancel_error(job.cancelled());
+    if (outcome->reason == engine::StopReason::Cancelled) {
+      outcome->error = cancel_error(job.cancelled());
     }
   } catch (const Error& error) {
-    outcome.error = from_engine(error);
+    outcome->error = from_engine(error);
   } catch (const std::exception& error) {
-    outcome.error = ApiError(500, "internal_error", error.what());
+    outcome->error = ApiError(500, "internal_error", error.what());
+  }
+}
+
+void Scheduler::execute(Job& job, engine::Session& session, engine::Conversation& conversation) {
+  const engine::Timings before = session.timings();
+  Outcome outcome;
+  outcome.usage.prompt_tokens = static_cast<int64_t>(job.prompt.size());
+  outcome.error = file_error();
+  if (!outcome.error) {
+    generate(job, session, conversation, &outcome);
+    // An answer from a file that changed meanwhile is none, and explains a failed read.
+    if (std::optional<ApiError> error = file_error()) outcome.error = std::move(error);
   }
   if (outcome.error && outcome.error->status() == 500)
     log::warn("{}: {}", job.id, outcome.error->what());

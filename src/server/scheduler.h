@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -21,13 +22,19 @@
 
 namespace penstock::server {
 
-enum class Phase { Loading, Ready, Failed, Stopping };
+enum class Phase {
+  Loading,
+  Ready,
+  Failed,   // to load
+  Changed,  // loaded, but its file was written to or cut since: nothing is answered any more
+  Stopping,
+};
 
 struct Status {
   Phase phase = Phase::Loading;
   std::string step;  // of the loading
   uint64_t done = 0, total = 0;
-  std::string error;  // Failed
+  std::string error;  // Failed, Changed
   size_t waiting = 0;
   size_t running = 0;
 };
@@ -44,9 +51,9 @@ class Scheduler {
   Status status() const;
   std::exception_ptr failure() const;  // of the loading; null: none
 
-  // Throws ApiError(503) while there is none.
+  // Throws ApiError while there is none to rely on: 503, or 500 when its file has changed.
   std::shared_ptr<const Model> model() const;
-  // Throws ApiError(503) when the queue is full or the server is being stopped.
+  // Throws ApiError as model() does, and 503 when the queue is full.
   void submit(const std::shared_ptr<Job>& job);
   // Ends the job within a layer or a token, at once if it still waits.
   void cancel(const std::shared_ptr<Job>& job, CancelReason reason);
@@ -59,6 +66,9 @@ class Scheduler {
   void load();
   std::shared_ptr<Job> next();
   void execute(Job& job, engine::Session& session, engine::Conversation& conversation);
+  void generate(Job& job, engine::Session& session, engine::Conversation& conversation,
+                Outcome* outcome);
+  std::optional<ApiError> file_error();
   bool keep_going(Job& job, engine::Session& session);
   void publish(engine::Session& session);
   ModelFacts facts() const;

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "base/clock.h"
@@ -312,6 +314,100 @@ TEST(Serving, AFailedReadIsAnErrorNotAnAnswer) {
 
   const Json later = serving.complete(body).second;  // and it recovers
   EXPECT_EQ(later["choices"], sound["choices"]);
+}
+
+// Writes the file's last byte again, at a time of its own.
+void overwrite(const std::string& path) {
+  const auto before = std::filesystem::last_write_time(path);
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('\x55');
+  file.close();
+  ASSERT_TRUE(file);
+  std::filesystem::last_write_time(path, before + std::chrono::seconds(1));
+}
+
+void cut(const std::string& path) {
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
+}
+
+void expect_failed(const Serving& serving) {
+  const auto [status, health] = serving.get("/health");
+  EXPECT_EQ(status, 503);
+  EXPECT_EQ(health["status"], "failed");
+  EXPECT_NE(health.value("error", "").find(serving.path()), std::string::npos) << health;
+  EXPECT_EQ(serving.metric("penstock_ready"), 0);
+}
+
+TEST(Serving, AChangedFileIsAnErrorNotAnAnswer) {
+  for (const auto& change : {overwrite, cut}) {
+    Serving serving;
+    serving.wait_until_ready();
+    const Json body = {{"prompt", "Hello"}, {"max_tokens", 20}, {"ignore_eos", true}};
+    ASSERT_EQ(serving.complete(body).first, 200);
+    const double prompt_reads = serving.metric("penstock_read_bytes_total{reason=\"prompt\"}");
+    const std::string copy = serving.path() + ".copy";
+    std::filesystem::copy_file(serving.path(), copy);
+    const auto time = std::filesystem::last_write_time(serving.path());
+
+    change(serving.path());
+    const Json streamed = {{"prompt", "Something else altogether"}, {"stream", true}};
+    const auto first = serving.complete(streamed);  // a status, not a stream that breaks off
+    EXPECT_EQ(first.first, 500);
+    EXPECT_EQ(code(first), "model_file_changed");
+    EXPECT_EQ(first.second["error"]["type"], "server_error");
+    expect_failed(serving);
+    EXPECT_EQ(serving.metric("penstock_tokens_total{kind=\"completion\"}"), 20);
+    EXPECT_EQ(serving.metric("penstock_read_bytes_total{reason=\"prompt\"}"), prompt_reads);
+
+    // What was read before stays in memory: the old size and time do not make it sound again.
+    std::filesystem::copy_file(copy, serving.path(),
+                               std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::last_write_time(serving.path(), time);
+    const auto second = serving.chat({{"messages", user("Hello")}});
+    EXPECT_EQ(second.first, 500);
+    EXPECT_EQ(code(second), "model_file_changed");
+    expect_failed(serving);
+    EXPECT_TRUE(serving.server().phase() == Phase::Changed);
+  }
+}
+
+TEST(Serving, AFileCutDuringAnAnswerEndsItAndThoseThatWait) {
+  const std::atomic<int> delay{2};
+  Serving serving(slow(delay));
+  serving.wait_until_ready();
+  Raw raw(serving.port());
+  const Json body = {
+      {"prompt", "Hello"}, {"max_tokens", 400}, {"ignore_eos", true}, {"stream", true}};
+  ASSERT_TRUE(raw.send(post_text("/v1/completions", body.dump(), "Connection: close\r\n")));
+  std::string text = raw.receive(200);
+  while (text.find("data: ") == std::string::npos) text += raw.receive(200);
+  std::pair<int, Json> waited;
+  std::thread other([&] { waited = serving.complete({{"prompt", "Hello"}}); });
+  while (serving.get("/health").second["requests"]["waiting"] == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  cut(serving.path());
+  text += raw.receive_all();
+  other.join();
+  EXPECT_NE(text.find("model_file_changed"), std::string::npos) << text;
+  EXPECT_EQ(text.find("[DONE]"), std::string::npos);
+  EXPECT_EQ(waited.first, 500);
+  EXPECT_EQ(code(waited), "model_file_changed");
+  expect_failed(serving);
+}
+
+TEST(Serving, AFileReplacedUnderItsNameLeavesTheOpenOneAsItIs) {
+  Serving serving;
+  serving.wait_until_ready();
+  const Json body = {{"prompt", "Hello"}, {"max_tokens", 20}, {"seed", 1}};
+  const Json sound = serving.complete(body).second;
+  std::ofstream(serving.path() + ".new") << "another file";
+  std::filesystem::rename(serving.path() + ".new", serving.path());
+  const Json other = {{"prompt", "Something else altogether"}, {"max_tokens", 20}};
+  EXPECT_EQ(serving.complete(other).first, 200);
+  EXPECT_EQ(serving.complete(body).second["choices"], sound["choices"]);
+  EXPECT_EQ(serving.get("/health").second["status"], "ok");
 }
 
 TEST(Serving, NonFiniteNumbersAreAnError) {

@@ -63,12 +63,12 @@ class Serving {
   explicit Serving(ServingOptions setup = {}) : setup_(std::move(setup)) {
     log::set_level(log::Level::Quiet);
     setup_.server.port = 0;
-    const std::string path = write_model(folder_.path(), setup_.architecture);
+    path_ = write_model(folder_.path(), setup_.architecture);
     server_ = std::make_unique<Server>(setup_.server,
-                                       [this, path](const engine::Runtime::Progress& progress) {
+                                       [this](const engine::Runtime::Progress& progress) {
                                          setup_.before_loading();
                                          engine::RuntimeOptions options;
-                                         options.model_path = path;
+                                         options.model_path = path_;
                                          options.threads = 1;
                                          options.n_ctx = setup_.n_ctx;
                                          options.prompt_chunk = setup_.chunk;
@@ -90,6 +90,7 @@ class Serving {
 
   Server& server() { return *server_; }
   int port() const { return server_->port(); }
+  const std::string& path() const { return path_; }  // of the model's file
 
   httplib::Client client() const {
     httplib::Client client("127.0.0.1", port());
@@ -148,6 +149,7 @@ class Serving {
 
   ServingOptions setup_;
   penstock::testing::TemporaryFolder folder_;
+  std::string path_;
   std::unique_ptr<Server> server_;
 };
 
