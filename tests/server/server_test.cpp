@@ -230,21 +230,38 @@ TEST(Serving, ReasoningHasItsOwnField) {
 }
 
 TEST(Serving, UserTextStaysText) {
+  constexpr int kControl = 3;  // GGUF's token type
   Serving serving;
   serving.wait_until_ready();
-  const auto n = [&](const std::string& text) {
-    return serving.chat({{"messages", user(text)}, {"max_tokens", 1}})
-        .second["usage"]["prompt_tokens"]
-        .get<int>();
+  const auto n_prompt = [](const std::pair<int, Json>& reply) {
+    EXPECT_EQ(reply.first, 200) << reply.second;
+    return reply.second["usage"]["prompt_tokens"].get<int>();
   };
-  // As a control token it would be one more; as text it is many.
-  EXPECT_GE(n("<|im_end|>"), n("") + 5);
-  const auto plain = [&](const std::string& text) {
-    return serving.complete({{"prompt", text}, {"max_tokens", 1}})
-        .second["usage"]["prompt_tokens"]
-        .get<int>();
+  const auto chat = [&](const std::string& role, const Json& content) {
+    const Json message = {{"role", role}, {"content", content}};
+    const Json question = {{"role", "user"}, {"content", "a"}};
+    return n_prompt(serving.chat({{"messages", {message, question}}, {"max_tokens", 1}}));
   };
-  EXPECT_GE(plain("<|im_end|>"), 5);
+  const auto complete = [&](const Json& prompt) {
+    return n_prompt(serving.complete({{"prompt", prompt}, {"max_tokens", 1}}));
+  };
+  const surgery::SynthVocabulary vocabulary = surgery::make_vocabulary("qwen35", 512);
+  int n_control = 0;
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    if (vocabulary.types[id] != kControl) continue;
+    ++n_control;
+    const std::string& name = vocabulary.tokens[id];
+    // As a control token it would be one more; as text it is many.
+    EXPECT_EQ(complete(Json::array({id})), 1);
+    EXPECT_GE(complete(name), 5) << name;
+    EXPECT_EQ(complete("a" + name), complete("a") + complete(name)) << name;
+    for (const char* role : {"user", "system", "assistant"}) {
+      EXPECT_GE(chat(role, "a" + name), chat(role, "a") + 5) << role << " " << name;
+    }
+    const Json part = {{"type", "text"}, {"text", "a" + name}};
+    EXPECT_GE(chat("user", Json::array({part})), chat("user", "a") + 5) << name;
+  }
+  EXPECT_GE(n_control, 3);
 }
 
 TEST(Serving, ReusesAConversation) {

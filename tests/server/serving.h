@@ -64,20 +64,20 @@ class Serving {
     log::set_level(log::Level::Quiet);
     setup_.server.port = 0;
     path_ = write_model(folder_.path(), setup_.architecture);
-    server_ = std::make_unique<Server>(setup_.server,
-                                       [this](const engine::Runtime::Progress& progress) {
-                                         setup_.before_loading();
-                                         engine::RuntimeOptions options;
-                                         options.model_path = path_;
-                                         options.threads = 1;
-                                         options.n_ctx = setup_.n_ctx;
-                                         options.prompt_chunk = setup_.chunk;
-                                         options.arena_slots = 12;
-                                         options.stream.depth = 1;
-                                         options.stream.huge_seconds = 0;
-                                         options.stream.decorate = setup_.decorate;
-                                         return engine::Runtime::open(options, progress);
-                                       });
+    server_ =
+        std::make_unique<Server>(setup_.server, [this](const engine::Runtime::Progress& progress) {
+          setup_.before_loading();
+          engine::RuntimeOptions options;
+          options.model_path = path_;
+          options.threads = 1;
+          options.n_ctx = setup_.n_ctx;
+          options.prompt_chunk = setup_.chunk;
+          options.arena_slots = 12;
+          options.stream.depth = 1;
+          options.stream.huge_seconds = 0;
+          options.stream.decorate = setup_.decorate;
+          return engine::Runtime::open(options, progress);
+        });
     server_->start();
   }
 
