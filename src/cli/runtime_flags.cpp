@@ -81,6 +81,12 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"lfu", "lru"}))
       ->capture_default_str()
       ->group("Streaming");
+  app.add_option("--read-ahead", read_ahead_,
+                 "read experts of the next layers before their routers have spoken: auto (while it "
+                 "helps), on, off, probe (predict and compare only)")
+      ->check(CLI::IsMember({"auto", "on", "off", "probe"}))
+      ->capture_default_str()
+      ->group("Streaming");
   app.add_option("--io-depth", depth_, "experts being read at once for a prompt")
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
@@ -114,6 +120,7 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   if (arena_slots_ > 0) options.arena_slots = static_cast<uint64_t>(arena_slots_);
   options.stream.io = experts::parse_io_mode(io_);
   options.stream.evict = experts::parse_evict(evict_);
+  options.stream.read_ahead = experts::parse_read_ahead(read_ahead_);
   options.stream.depth = depth_;
   options.stream.alias = alias_;
   options.stream.pack = {pack_, pack_unchecked_};

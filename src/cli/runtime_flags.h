@@ -19,7 +19,8 @@ class RuntimeFlags {
 
  private:
   std::string model_, ple_, precision_ = "fast", kv_ = "auto", io_ = "auto", memory_ = "auto",
-                            dense_ = "copy", evict_ = "lfu", pack_ = "auto", verify_ = "none";
+                            dense_ = "copy", evict_ = "lfu", read_ahead_ = "auto", pack_ = "auto",
+                            verify_ = "none";
   int threads_ = 0;
   int64_t ctx_ = 0;
   int prompt_chunk_ = 0;

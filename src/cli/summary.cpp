@@ -42,6 +42,72 @@ Json io_json(const experts::IoReport& io) {
           {"reason", io.reason}};
 }
 
+Json measures_json(const experts::AheadMeasures& m) {
+  return {{"layers", m.layers}, {"slots", m.slots},     {"overlap", m.overlap},
+          {"exact", m.exact},   {"missing", m.missing}, {"covered", m.covered}};
+}
+
+// Predictions against what was selected; null without read-ahead.
+Json ahead_json(const experts::Stream& stream, const Counters& c) {
+  const experts::AheadMeter* meter = stream.ahead();
+  if (meter == nullptr) return nullptr;
+  Json out = {{"issued", c.ahead.issued},         {"used_same_token", c.ahead.used_same_token},
+              {"used_later", c.ahead.used_later}, {"wasted", c.ahead.wasted},
+              {"pending", c.ahead.pending},       {"cancelled", c.ahead.cancelled}};
+  for (int d = 1; d <= experts::kMostAhead; ++d) {
+    Json layers = Json::array();
+    for (const experts::AheadMeasures& m : meter->by_layer(d)) layers.push_back(measures_json(m));
+    Json total = measures_json(meter->total(d));
+    total["by_layer"] = std::move(layers);
+    out["predicted"].push_back(std::move(total));
+  }
+  out["control_prev"] = measures_json(meter->prev());
+  out["control_fresh"] = measures_json(meter->fresh());
+  if (const experts::AheadGovernor* governor = stream.governor()) {
+    out["auto"] = {{"active", governor->active()},
+                   {"trials", governor->trials()},
+                   {"ns_per_token_with", governor->with_ns()},
+                   {"ns_per_token_without", governor->without_ns()}};
+  }
+  return out;
+}
+
+std::string ahead_rows(const experts::Stream& stream, const Counters& c) {
+  const experts::AheadMeter* meter = stream.ahead();
+  if (meter == nullptr || meter->total(1).layers == 0) return {};
+  std::string out;
+  if (c.ahead.issued != 0) {
+    const uint64_t used = c.ahead.used_same_token + c.ahead.used_later;
+    out += fmt::format(
+        "  read-ahead  {} experts read ahead: {:.1f} % used ({} for the token they were read for), "
+        "{} wasted, {} not used yet\n",
+        c.ahead.issued, share(used, c.ahead.issued), c.ahead.used_same_token, c.ahead.wasted,
+        c.ahead.pending);
+  }
+  out += "  predicted ";
+  for (int d = 1; d <= experts::kMostAhead; ++d) {
+    const experts::AheadMeasures m = meter->total(d);
+    if (m.layers == 0) continue;
+    out +=
+        fmt::format("  {} layer{} ahead: {:.1f} % of the selections, {:.1f} % of the missing;", d,
+                    d == 1 ? "" : "s", share(m.overlap, m.slots), share(m.covered, m.missing));
+  }
+  out += fmt::format("  as the token before: {:.1f} %",
+                     share(meter->prev().overlap, meter->prev().slots));
+  if (meter->fresh().slots != 0) {
+    out += fmt::format("; own router (control): {:.1f} %",
+                       share(meter->fresh().overlap, meter->fresh().slots));
+  }
+  out += '\n';
+  if (const experts::AheadGovernor* governor = stream.governor(); governor && governor->trials()) {
+    out += fmt::format(
+        "  read-ahead  {} after {} trial{}: {:.2f} ms a token with, {:.2f} without\n",
+        governor->active() ? "on" : "off", governor->trials(), governor->trials() == 1 ? "" : "s",
+        governor->with_ns() * 1e-6, governor->without_ns() * 1e-6);
+  }
+  return out;
+}
+
 std::string phase_row(const char* name, int64_t tokens, double seconds) {
   if (tokens == 0) return {};
   return fmt::format("  {:<12}{:>8}{:>11.3f} s{:>12.2f}\n", name, tokens, seconds,
@@ -76,15 +142,16 @@ std::string summary_table(engine::Session& session, const std::string& end) {
         uses.total(), share(uses.arena, uses.total()), uses.arena, share(ahead, uses.total()),
         ahead, share(misses, uses.total()), misses);
   }
+  out += ahead_rows(runtime.stream(), counters);
   const uint64_t tokens = counters.tokens;
   out += fmt::format("  read        {:.2f} MB for the prompt, {:.2f} MB in decode",
                      static_cast<double>(counters.prompt.bytes) * 1e-6,
-                     static_cast<double>(counters.demand.bytes) * 1e-6);
+                     static_cast<double>(counters.demand.bytes + counters.spec.bytes) * 1e-6);
   if (tokens != 0) {
-    out +=
-        fmt::format(" ({:.2f} MB and {:.2f} ms of waiting per token)",
-                    static_cast<double>(counters.demand.bytes) * 1e-6 / static_cast<double>(tokens),
-                    static_cast<double>(counters.stall_ns) * 1e-6 / static_cast<double>(tokens));
+    out += fmt::format(" ({:.2f} MB and {:.2f} ms of waiting per token)",
+                       static_cast<double>(counters.demand.bytes + counters.spec.bytes) * 1e-6 /
+                           static_cast<double>(tokens),
+                       static_cast<double>(counters.stall_ns) * 1e-6 / static_cast<double>(tokens));
   }
   if (counters.ple.reads != 0) {
     out +=
@@ -144,6 +211,7 @@ Json counters_json(const engine::Runtime& runtime) {
           {"reads_fill", reads_json(c.fill)},
           {"reads_prompt", reads_json(c.prompt)},
           {"reads_ple", reads_json(c.ple)},
+          {"read_ahead", ahead_json(runtime.stream(), c)},
           {"experts_read", c.experts_read},
           {"records_verified", c.records_verified},
           {"stall_ns", c.stall_ns},

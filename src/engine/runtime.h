@@ -32,7 +32,7 @@ struct RuntimeOptions {
   std::optional<uint64_t> memory;       // bytes; default: what is available
   std::optional<uint64_t> arena_slots;  // instead of what the memory allows
   uint64_t caller_bytes = 0;            // what the caller needs beside the model, for the plan
-  experts::StreamOptions stream;
+  experts::StreamOptions stream{.read_ahead = experts::ReadAhead::Auto};
 };
 
 // What happened while opening, each phase on its own.

@@ -11,8 +11,8 @@ namespace penstock::experts {
 // The exclusive classes of a decode use.
 struct UseCounts {
   uint64_t arena = 0;
-  uint64_t ra_timely = 0;  // read-ahead classes stay 0 until read-ahead exists
-  uint64_t ra_late = 0;
+  uint64_t ra_timely = 0;  // read ahead, there in time
+  uint64_t ra_late = 0;    // read ahead, still being read
   uint64_t miss_issued = 0;
   uint64_t miss_joined = 0;
   uint64_t total() const noexcept {
@@ -34,8 +34,8 @@ struct ReadCounts {
 };
 
 // Why a read was made.
-enum class ReadReason : uint8_t { Demand, Prompt, Fill, Rows };
-inline constexpr size_t kReadReasons = 4;
+enum class ReadReason : uint8_t { Demand, Prompt, Fill, Rows, Spec };
+inline constexpr size_t kReadReasons = 5;
 
 // Reads by duration: bucket i holds those of [2^i, 2^(i+1)) ns. A read ends when the scheduling
 // thread sees its completion, so with io_uring the figures are upper bounds.
@@ -48,6 +48,41 @@ struct LatencyCounts {
   }
 };
 
+// What became of the experts read ahead: issued == used_same_token + used_later + wasted + pending.
+struct SpecCounts {
+  uint64_t issued = 0;
+  uint64_t used_same_token = 0;  // the prediction was right
+  uint64_t used_later = 0;       // luck
+  uint64_t wasted = 0;           // evicted, or the read failed, before the first use
+  uint64_t pending = 0;          // in flight, or there and not used yet
+  uint64_t cancelled = 0;        // guesses dropped before they were read; not part of issued
+};
+
+// How well a layer's selection was predicted (read_ahead.h).
+struct AheadMeasures {
+  uint64_t layers = 0;   // predictions that were compared with a selection
+  uint64_t slots = 0;    // experts selected there
+  uint64_t overlap = 0;  // of these, among the K predicted as most probable
+  uint64_t exact = 0;    // selections predicted whole
+  uint64_t missing = 0;  // selected, not resident but for read-ahead
+  uint64_t covered = 0;  // of these, among the candidates that may be read
+  void add(uint64_t k, uint64_t found) noexcept {
+    ++layers;
+    slots += k;
+    overlap += found;
+    exact += found == k ? 1 : 0;
+  }
+  AheadMeasures& operator+=(const AheadMeasures& other) noexcept {
+    layers += other.layers;
+    slots += other.slots;
+    overlap += other.overlap;
+    exact += other.exact;
+    missing += other.missing;
+    covered += other.covered;
+    return *this;
+  }
+};
+
 struct Counters {
   UseCounts first;             // the first decode token
   UseCounts steady;            // all later ones
@@ -55,6 +90,7 @@ struct Counters {
   uint64_t steps = 0;
   uint64_t tokens = 0;  // decode rows
   ReadCounts demand, spec, fill, prompt, ple;
+  SpecCounts ahead;
   uint64_t records_verified = 0;  // of a pack, whose checksum was computed and compared
   uint64_t experts_read = 0;      // experts, where reads counts preads (three per expert)
   uint64_t stall_ns = 0;          // only time blocked
@@ -69,6 +105,7 @@ struct Counters {
   uint64_t prompt_stall_ns = 0;
   LatencyCounts demand_latency;
   LatencyCounts prompt_latency;
+  LatencyCounts spec_latency;
 };
 
 }  // namespace penstock::experts

@@ -38,6 +38,27 @@ const char* evict_name(Evict evict) noexcept {
   return evict == Evict::Lfu ? "lfu" : "lru";
 }
 
+ReadAhead parse_read_ahead(std::string_view text) {
+  for (const ReadAhead mode : {ReadAhead::Auto, ReadAhead::On, ReadAhead::Off, ReadAhead::Probe}) {
+    if (text == read_ahead_name(mode)) return mode;
+  }
+  fail(ErrorKind::Usage, "--read-ahead {}: must be auto, on, off or probe", text);
+}
+
+const char* read_ahead_name(ReadAhead mode) noexcept {
+  switch (mode) {
+    case ReadAhead::Auto:
+      return "auto";
+    case ReadAhead::On:
+      return "on";
+    case ReadAhead::Off:
+      return "off";
+    case ReadAhead::Probe:
+      return "probe";
+  }
+  return "?";
+}
+
 uint64_t parse_verify(std::string_view text) {
   if (text == "none") return 0;
   if (text == "all") return 1;

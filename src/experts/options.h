@@ -23,6 +23,12 @@ enum class Evict { Lfu, Lru };
 Evict parse_evict(std::string_view text);  // throws Error(Usage)
 const char* evict_name(Evict evict) noexcept;
 
+// `--read-ahead`: experts of the next layers read before their routers have spoken. Auto: on while
+// it is found to help (read_ahead.h). Probe: predictions are made and compared, nothing is read.
+enum class ReadAhead { Auto, On, Off, Probe };
+ReadAhead parse_read_ahead(std::string_view text);  // throws Error(Usage)
+const char* read_ahead_name(ReadAhead mode) noexcept;
+
 // `--pack`: where the experts are read from.
 struct PackChoice {
   // A pack; "auto": a pack in the model's folder that was made from this model, if there is one;
@@ -40,9 +46,11 @@ std::string verify_name(uint64_t every);
 
 struct StreamOptions {
   IoMode io = IoMode::Auto;
-  int depth = 8;  // experts being read at once for a prompt; demand has no limit
+  int depth =
+      8;  // experts being read at once for a prompt, twice those read ahead; demand has no limit
   Evict evict = Evict::Lfu;
-  int half_life = 32;            // decode tokens after which all use counts are halved
+  ReadAhead read_ahead = ReadAhead::Off;  // it needs a model that predicts
+  int half_life = 32;                     // decode tokens after which all use counts are halved
   bool register_buffers = true;  // io_uring: reads into registered arena memory when allowed
   double huge_seconds = 10.0;    // time limit for faulting the arena in on huge pages; 0: none
   PackChoice pack = {};

@@ -45,6 +45,7 @@ Residency::Residency(const Geometry& geometry, const ArenaShape& shape, Evict ev
   slots_.resize(n);
   heap_at_.assign(n, 0);
   failed_.reserve(n);
+  scores_.reserve(first_transit_);
   for (size_t c = 0; c < first_.size(); ++c) {
     const size_t end = c + 1 < first_.size() ? first_[c + 1] : n;
     std::vector<int32_t>& empty = empty_.emplace_back();
@@ -59,8 +60,8 @@ uint64_t Residency::memory_bytes(const Geometry& geometry, const ArenaShape& sha
     bytes += static_cast<uint64_t>(layer.n_expert) * (sizeof(int32_t) + sizeof(float)) +
              words_of(layer) * sizeof(uint64_t) + 2 * sizeof(size_t) + sizeof(uint32_t);
   }
-  return bytes +
-         (shape.slots() + shape.transit) * (sizeof(Slot) + 3 * sizeof(int32_t) + sizeof(uint32_t));
+  return bytes + (shape.slots() + shape.transit) *
+                     (sizeof(Slot) + 3 * sizeof(int32_t) + sizeof(uint32_t) + sizeof(float));
 }
 
 std::span<const uint64_t> Residency::ready_bits(int layer) const noexcept {
@@ -85,6 +86,8 @@ void Residency::start(int32_t id, int layer, int expert, ReadReason reason) {
   s.expert = expert;
   s.state = SlotState::Reading;
   s.reason = reason;
+  s.unused_spec = reason == ReadReason::Spec;
+  unused_spec_ += s.unused_spec ? 1 : 0;
   ++s.gen;
 }
 
@@ -97,17 +100,79 @@ int32_t Residency::acquire(int layer, int expert, ReadReason reason, bool may_ev
     empty_[c].pop_back();
   } else if (may_evict && !victims_[c].empty()) {
     id = victims_[c].front();
-    heap_remove(c, id);
-    const Slot& old = slot(id);
-    set_ready(old, false);
-    map_[key(old.layer, old.expert)] = kNoSlot;
-    ++evictions_;
+    evict(c, id);
   } else {
     return kNoSlot;
   }
   start(id, layer, expert, reason);
   map_[key(layer, expert)] = id;
   return id;
+}
+
+int32_t Residency::acquire_ahead(int layer, int expert, uint64_t step_began, uint64_t used_since) {
+  require(find(layer, expert) == kNoSlot, "an expert is read twice");
+  const uint32_t c = class_of_layer_[static_cast<size_t>(layer)];
+  int32_t id = kNoSlot;
+  if (!empty_[c].empty()) {
+    id = empty_[c].back();
+    empty_[c].pop_back();
+  } else {
+    constexpr size_t kLook = 15;  // four levels of the heap
+    const std::vector<int32_t>& heap = victims_[c];
+    bool stale = false;  // id was read ahead for an older token
+    for (size_t i = 0; i < std::min(heap.size(), kLook); ++i) {
+      const Slot& s = slot(heap[i]);
+      const bool old_guess = s.unused_spec && s.last_use < step_began;
+      const bool cold = !s.unused_spec && s.last_use < used_since &&
+                        (evict_ == Evict::Lru || frequency_[key(s.layer, s.expert)] <= median_);
+      if (!old_guess && (!cold || stale)) continue;
+      if (id != kNoSlot && old_guess == stale && !before(heap[i], id)) continue;
+      id = heap[i];
+      stale = old_guess;
+    }
+    if (id == kNoSlot) return kNoSlot;
+    evict(c, id);
+  }
+  start(id, layer, expert, ReadReason::Spec);
+  map_[key(layer, expert)] = id;
+  return id;
+}
+
+void Residency::note_median() {
+  scores_.clear();
+  for (size_t id = 0; id < first_transit_; ++id) {
+    const Slot& s = slots_[id];
+    if (s.state == SlotState::Ready) scores_.push_back(frequency_[key(s.layer, s.expert)]);
+  }
+  if (scores_.empty()) return;
+  const auto middle = scores_.begin() + static_cast<std::ptrdiff_t>(scores_.size() / 2);
+  std::nth_element(scores_.begin(), middle, scores_.end());
+  median_ = *middle;
+}
+
+// Takes a READY slot out of the map.
+void Residency::evict(uint32_t c, int32_t id) {
+  heap_remove(c, id);
+  Slot& old = slots_[static_cast<size_t>(id)];
+  set_ready(old, false);
+  map_[key(old.layer, old.expert)] = kNoSlot;
+  waste(old);
+  ++evictions_;
+}
+
+void Residency::waste(Slot& slot) noexcept {
+  if (!slot.unused_spec) return;
+  slot.unused_spec = false;
+  --unused_spec_;
+  ++wasted_spec_;
+}
+
+bool Residency::take_unused(int32_t id) noexcept {
+  Slot& s = slots_[static_cast<size_t>(id)];
+  if (!s.unused_spec) return false;
+  s.unused_spec = false;
+  --unused_spec_;
+  return true;
 }
 
 int32_t Residency::acquire_transit(int layer, int expert) {
@@ -124,6 +189,7 @@ void Residency::complete(int32_t id, bool ok) {
   require(s.state == SlotState::Reading, "a completed slot was not being read");
   if (!ok) {
     s.state = SlotState::Failed;
+    waste(s);
     if (!is_transit(id)) map_[key(s.layer, s.expert)] = kNoSlot;
     failed_.push_back(id);
     return;

@@ -25,6 +25,7 @@ struct Slot {
   uint64_t last_use = 0;
   SlotState state = SlotState::Empty;
   ReadReason reason = ReadReason::Demand;
+  bool unused_spec = false;  // read ahead and not used yet
 };
 
 inline constexpr int32_t kNoSlot = -1;
@@ -47,6 +48,11 @@ class Residency {
   // the victim. kNoSlot when there is none. Precondition: the expert is not in the map.
   int32_t acquire(int layer, int expert, ReadReason reason, bool may_evict);
   int32_t acquire_transit(int layer, int expert);
+  // A slot to read ahead into (spec/streaming.md §E.3): an empty one; else one read ahead before
+  // `step_began` and not used since; else one whose score is at most the median of note_median()
+  // and that was last used before `used_since`. Only the next few victims are looked at.
+  int32_t acquire_ahead(int layer, int expert, uint64_t step_began, uint64_t used_since);
+  void note_median();
   void complete(int32_t id, bool ok);  // READING -> READY or FAILED
   void release_transit(int32_t id);    // READY -> EMPTY
   void recycle_failed();               // FAILED -> EMPTY, all of them
@@ -55,6 +61,11 @@ class Residency {
   // it.
   void pin(int32_t id);
   void unpin(int32_t id, uint64_t used_at);
+
+  // The first use of a record read ahead: true once for it.
+  bool take_unused(int32_t id) noexcept;
+  uint64_t unused_spec() const noexcept { return unused_spec_; }
+  uint64_t wasted_spec() const noexcept { return wasted_spec_; }
 
   // One decode use of an expert, resident or not. Its slot, if READY, must be pinned.
   void count_use(int layer, int expert) noexcept { frequency_[key(layer, expert)] += 1.0f; }
@@ -78,6 +89,8 @@ class Residency {
   void sift_down(std::vector<int32_t>& heap, size_t at) noexcept;
   void set_ready(const Slot& slot, bool ready) noexcept;
   void start(int32_t id, int layer, int expert, ReadReason reason);
+  void evict(uint32_t c, int32_t id);
+  void waste(Slot& slot) noexcept;
   uint32_t class_of(int32_t id) const noexcept;
 
   Evict evict_;
@@ -94,7 +107,11 @@ class Residency {
   std::vector<std::vector<int32_t>> victims_;  // by class: heap of the READY, unpinned slots
   std::vector<uint32_t> heap_at_;              // by slot: position in its heap
   std::vector<int32_t> failed_;
+  std::vector<float> scores_;  // for the median
+  float median_ = 0;
   uint64_t evictions_ = 0;
+  uint64_t unused_spec_ = 0;
+  uint64_t wasted_spec_ = 0;
 };
 
 }  // namespace penstock::experts

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "experts/arena.h"
 #include "experts/pack_format.h"
+#include "experts/read_ahead.h"
 #include "experts/read_queue.h"
 #include "experts/record.h"
 #include "experts/residency.h"
@@ -42,6 +43,8 @@ class ExpertStream final : public Stream {
 
   Routing begin(int index, const float* logits, int rows, const RouteRule& rule,
                 Phase phase) override;
+  int look_ahead() const override;
+  void predict(int index, const float* logits, int rows) override;
   std::span<const ReadyExpert> next() override;
   void end() override;
   void end_step(int rows) override;
@@ -49,6 +52,12 @@ class ExpertStream final : public Stream {
   const Geometry& geometry() const override { return geometry_; }
   const Counters& counters() const override { return counters_; }
   std::span<const uint64_t> layer_stall_ns() const override { return layer_stall_ns_; }
+  const AheadMeter* ahead() const override {
+    return options_.read_ahead == ReadAhead::Off ? nullptr : &meter_;
+  }
+  const AheadGovernor* governor() const override {
+    return options_.read_ahead == ReadAhead::Auto ? &governor_ : nullptr;
+  }
   const IoReport& io() const override { return io_; }
   const ArenaShape& shape() const override { return shape_; }
   uint64_t arena_huge_bytes() const override { return arena_.huge(); }
@@ -62,6 +71,13 @@ class ExpertStream final : public Stream {
     uint32_t gen;
     bool admitted;  // came from a read of this layer
   };
+  struct Failure {
+    int layer = -1;
+    int expert = 0;
+    uint32_t shard = 0;
+    uint64_t offset = 0;
+    int error = 0;
+  };
   // A decode step in progress; joins the counters when it is complete.
   struct Step {
     UseCounts uses;
@@ -69,6 +85,7 @@ class ExpertStream final : public Stream {
     uint64_t experts_read = 0;  // for demand
     int rows = 0;               // the most of any layer
     bool first_layer_begun = false;
+    int64_t began_ns = 0;
   };
 
   void register_arena();
@@ -78,7 +95,7 @@ class ExpertStream final : public Stream {
   void classify_decode(int rows, int n_used);
   void collect_prompt(int rows, int n_used);
   void start_reads();
-  void read_expert(int32_t slot, int expert);
+  void read_expert(int32_t slot);
   void handle(std::span<const ReadDone> done);
   void wait_for_arrival();
   void release_batch();
@@ -86,6 +103,18 @@ class ExpertStream final : public Stream {
   void raise_failure();
   bool record_is_sound(const Slot& slot, int32_t id);
   void copy_io_counters();
+  // Read-ahead.
+  bool reads_ahead() const noexcept;
+  void guess(int index, int expert);
+  void read_guesses();
+  void drop_guesses(int upto);
+  void keep_ahead(int32_t slot);
+  void release_ahead(int upto);
+  void settle_ahead();
+  void count_spec_use(int32_t slot);
+  void measure_ahead(int n_used);
+  void guess_first_layer();
+  void end_ahead_step(int rows);
   void hold(int expert, int32_t slot, bool admitted);
   // An aliased expert is represented by one of those that were filled in.
   int represent(int expert) const noexcept {
@@ -104,8 +133,9 @@ class ExpertStream final : public Stream {
   Arena arena_;
   Residency residency_;
   std::vector<uint8_t> parts_left_;  // by slot: reads still out
-  std::vector<uint8_t> slot_failed_;
-  std::vector<int32_t> alias_;  // by layer: experts filled in; empty without --alias-experts
+  std::vector<Failure> slot_failure_;
+  std::vector<uint8_t> awaited_;  // by slot: the current layer waits for its reads
+  std::vector<int32_t> alias_;    // by layer: experts filled in; empty without --alias-experts
   ReadQueue queue_;
 
   // The current layer.
@@ -120,19 +150,38 @@ class ExpertStream final : public Stream {
   std::vector<uint64_t> seen_;    // by expert: the clock when it was last selected
   std::vector<int32_t> pending_;  // experts without a slot yet, in file order
   size_t pending_head_ = 0;
-  int reading_ = 0;             // experts
+  int reading_ = 0;             // experts that the current layer waits for
   std::vector<Held> resident_;  // not yet delivered
   std::vector<Held> arrived_;   // not yet delivered
   std::vector<Held> lent_;      // what the current batch points to
   std::vector<ReadyExpert> batch_;
 
-  struct Failure {
-    int layer = -1;
-    int expert = 0;
-    uint32_t shard = 0;
-    uint64_t offset = 0;
-    int error = 0;
-  } failure_;
+  Failure failure_;  // of an expert that the current layer waits for
+
+  // Read-ahead. A guess becomes a read when nothing more urgent is queued; what has been read for a
+  // layer that is still to come is pinned until that layer's router has spoken.
+  struct Guess {
+    int32_t layer;
+    int32_t expert;
+  };
+  struct Kept {
+    int32_t slot;
+    int32_t layer;
+  };
+  std::vector<Guess> guesses_;
+  std::vector<Kept> kept_;
+  std::vector<uint64_t> read_for_step_;  // by slot: the step in which it was read ahead
+  std::vector<int32_t> row_ranked_, ranked_;
+  std::vector<uint8_t> missing_;  // by rank of a step's only row
+  int speculating_ = 0;           // experts being read that nobody waits for
+  uint64_t step_clock_ = 0;       // clock_ when this step began, and the one before
+  uint64_t last_step_clock_ = 0;
+  AheadMeter meter_;
+  AheadGovernor governor_;
+  bool disk_idle_ = false;  // reads kept the disk busy for less than 60 % of the last 32 tokens
+  int idle_rows_ = 0;
+  uint64_t idle_wall_ns_ = 0;
+  uint64_t idle_busy_ns_ = 0;
 
   Step step_;
   int since_halving_ = 0;
@@ -141,6 +190,12 @@ class ExpertStream final : public Stream {
   std::vector<uint64_t> layer_stall_ns_;
   Trace trace_;
 };
+
+size_t most_used(const Geometry& geometry) noexcept {
+  int most = 0;
+  for (const LayerGeometry& layer : geometry.layers) most = std::max(most, layer.n_used);
+  return static_cast<size_t>(most);
+}
 
 ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
                            const ArenaShape& shape, const StreamOptions& options)
@@ -152,10 +207,13 @@ ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles>
       arena_(shape, options.huge_seconds),
       residency_(geometry_, shape, options.evict),
       parts_left_(residency_.n_slots(), 0),
-      slot_failed_(residency_.n_slots(), 0),
+      slot_failure_(residency_.n_slots()),
+      awaited_(residency_.n_slots(), 0),
       queue_(open_backend(*files_, options.io, backend_capacity(geometry_, options.depth),
                           pool_threads(options.depth), options.decorate, &io_),
              shape.alignment, residency_.n_slots() * kMaxParts),
+      read_for_step_(residency_.n_slots(), 0),
+      meter_(geometry_.layers.size(), most_used(geometry_)),
       layer_stall_ns_(geometry_.layers.size(), 0) {
   int most_experts = 0;
   for (const LayerGeometry& layer : geometry_.layers) {
@@ -170,6 +228,8 @@ ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles>
   arrived_.reserve(n);
   lent_.reserve(n);
   batch_.reserve(n);
+  missing_.resize(most_used(geometry_));
+  row_ranked_.reserve(most_used(geometry_) + 2);
   if (options.register_buffers) register_arena();
   if (options.alias) fill_alias();
 }
@@ -203,7 +263,9 @@ void ExpertStream::fill_alias() {
     slots_left[c] -= share;
     layer_ = static_cast<int>(l);
     for (int e = 0; e < static_cast<int>(share); ++e) {
-      read_expert(residency_.acquire(layer_, e, ReadReason::Fill, false), e);
+      const int32_t slot = residency_.acquire(layer_, e, ReadReason::Fill, false);
+      awaited_[static_cast<size_t>(slot)] = 1;
+      read_expert(slot);
     }
     queue_.submit();
     while (queue_.outstanding() > 0) handle(queue_.wait());
@@ -240,7 +302,11 @@ void ExpertStream::open_layer(int index, int rows, const RouteRule& rule, Phase 
     // A step that meets the first layer again was abandoned half-way (an error, a cancelled
     // request) and is not counted. Later layers may recur: a draft block runs once per draft.
     if (index == 0 && step_.first_layer_begun) step_ = {};
-    step_.first_layer_begun |= index == 0;
+    if (index == 0) {
+      step_.first_layer_begun = true;
+      step_.began_ns = now_ns();
+      last_step_clock_ = std::exchange(step_clock_, clock_ + 1);
+    }
     step_.rows = std::max(step_.rows, rows);
     step_.expected += static_cast<uint64_t>(rows) * static_cast<uint64_t>(rule.n_used);
   }
@@ -248,6 +314,7 @@ void ExpertStream::open_layer(int index, int rows, const RouteRule& rule, Phase 
   layer_ = index;
   phase_ = phase;
   ++clock_;
+  settle_ahead();
   // The one look at the live map: what follows sees this copy (law 1).
   const std::span<const uint64_t> ready = residency_.ready_bits(index);
   std::copy(ready.begin(), ready.end(), snapshot_.begin());
@@ -279,18 +346,35 @@ void ExpertStream::classify_decode(int rows, int n_used) {
     const int32_t e = ids_[i];
     const bool first = std::exchange(seen_[static_cast<size_t>(e)], clock_) != clock_;
     const int representative = represent(e);
+    const int32_t slot = residency_.find(layer_, representative);
+    bool missing = true;
     if (in_snapshot(representative)) {
-      ++step_.uses.arena;
-      if (first) hold(e, residency_.find(layer_, representative), false);
+      missing = residency_.take_unused(slot);
+      if (missing) count_spec_use(slot);
+      ++(missing ? step_.uses.ra_timely : step_.uses.arena);
+      if (first) hold(e, slot, false);
+    } else if (slot != kNoSlot) {  // being read ahead
+      ++step_.uses.ra_late;
+      if (residency_.take_unused(slot)) {
+        count_spec_use(slot);
+        awaited_[static_cast<size_t>(slot)] = 1;
+        --speculating_;
+        ++reading_;
+      }
     } else if (first) {
       ++step_.uses.miss_issued;
       pending_.push_back(e);
     } else {
       ++step_.uses.miss_joined;
     }
+    if (rows == 1) missing_[i] = missing ? 1 : 0;
     residency_.count_use(layer_, e);
   }
   std::sort(pending_.begin(), pending_.end());
+  if (rows == 1) measure_ahead(n_used);
+  // What was kept for this layer is held now if it was selected; the rest may go.
+  drop_guesses(layer_);
+  release_ahead(layer_);
 }
 
 void ExpertStream::collect_prompt(int rows, int n_used) {
@@ -303,7 +387,9 @@ void ExpertStream::collect_prompt(int rows, int n_used) {
     const int representative = represent(e);
     if (in_snapshot(representative)) {
       ++counters_.prompt_arena_used;
-      hold(e, residency_.find(layer_, representative), false);
+      const int32_t slot = residency_.find(layer_, representative);
+      if (residency_.take_unused(slot)) ++counters_.ahead.used_later;
+      hold(e, slot, false);
     } else {
       pending_.push_back(e);
     }
@@ -323,33 +409,38 @@ void ExpertStream::start_reads() {
     int32_t slot =
         residency_.acquire(layer_, e, prompt ? ReadReason::Prompt : ReadReason::Demand, !prompt);
     if (slot == kNoSlot && prompt) slot = residency_.acquire_transit(layer_, e);
+    if (slot == kNoSlot && !kept_.empty()) {  // what is wanted comes before what may be
+      release_ahead(static_cast<int>(geometry_.layers.size()));
+      continue;
+    }
     // A step of many rows can select more experts than there are slots: the others follow when
     // slots have been computed on.
     if (slot == kNoSlot) break;
-    read_expert(slot, e);
+    awaited_[static_cast<size_t>(slot)] = 1;
+    read_expert(slot);
     ++pending_head_;
   }
   queue_.submit();
 }
 
-void ExpertStream::read_expert(int32_t slot, int expert) {
+void ExpertStream::read_expert(int32_t slot) {
   const auto s = static_cast<size_t>(slot);
-  const RecordLayout& layout = layouts_[static_cast<size_t>(layer_)];
   const Slot& state = residency_.slot(slot);
+  const RecordLayout& layout = layouts_[static_cast<size_t>(state.layer)];
   std::byte* base = arena_.slot(slot);
 #ifndef NDEBUG
   std::memset(base, 0xFF, arena_.slot_bytes(slot));  // whoever still computes on it shall notice
 #endif
   for (int p = 0; p < layout.n_parts; ++p) {
-    Read read = expert_read(*files_, layout, p, expert, base);
+    Read read = expert_read(*files_, layout, p, state.expert, base);
     if (io_.registered_bytes != 0) read.buffer = arena_.range_of(slot);
     read.reason = state.reason;
     read.tag = make_tag(state.gen, p, slot);
     queue_.push(read);
   }
   parts_left_[s] = static_cast<uint8_t>(layout.n_parts);
-  slot_failed_[s] = 0;
-  ++reading_;
+  slot_failure_[s] = {};
+  ++(awaited_[s] != 0 ? reading_ : speculating_);
   ++counters_.experts_read;
   if (state.reason == ReadReason::Demand) ++step_.experts_read;
 }
@@ -362,27 +453,29 @@ void ExpertStream::handle(std::span<const ReadDone> done) {
     if (state.gen != tag_gen(d.tag) || parts_left_[s] == 0) {
       fail(ErrorKind::Internal, "stream: a read ended for slot {} that nobody waits for", slot);
     }
-    if (d.error != 0) {
-      slot_failed_[s] = 1;
-      if (failure_.error == 0) {
-        const RecordLayout& layout = layouts_[static_cast<size_t>(state.layer)];
-        failure_ = {state.layer, state.expert, layout.parts[tag_part(d.tag)].shard, d.offset,
-                    d.error};
-      }
+    const RecordLayout& layout = layouts_[static_cast<size_t>(state.layer)];
+    Failure& failure = slot_failure_[s];
+    if (d.error != 0 && failure.error == 0) {
+      failure = {state.layer, state.expert, layout.parts[tag_part(d.tag)].shard, d.offset, d.error};
     }
     if (--parts_left_[s] > 0) continue;
-    if (slot_failed_[s] == 0 && !record_is_sound(state, slot)) {
-      slot_failed_[s] = 1;
-      if (failure_.error == 0) {
-        const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(state.layer)];
-        failure_ = {state.layer, state.expert, layer.gate.shard,
-                    layer.gate.offset + static_cast<uint64_t>(state.expert) * layer.record_bytes,
-                    kBadChecksum};
-      }
+    if (failure.error == 0 && !record_is_sound(state, slot)) {
+      const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(state.layer)];
+      failure = {state.layer, state.expert, layer.gate.shard,
+                 layer.gate.offset + static_cast<uint64_t>(state.expert) * layer.record_bytes,
+                 kBadChecksum};
     }
-    --reading_;
-    residency_.complete(slot, slot_failed_[s] == 0);
-    if (slot_failed_[s] == 0) hold(state.expert, slot, true);
+    const bool awaited = std::exchange(awaited_[s], 0) != 0;
+    --(awaited ? reading_ : speculating_);
+    residency_.complete(slot, failure.error == 0);
+    if (failure.error != 0) {
+      // A failed guess is no failure: whoever needs the expert reads it again.
+      if (awaited && failure_.error == 0) failure_ = failure;
+    } else if (awaited) {
+      hold(state.expert, slot, true);
+    } else {
+      keep_ahead(slot);
+    }
   }
 }
 
@@ -404,6 +497,7 @@ std::span<const ReadyExpert> ExpertStream::next() {
   handle(queue_.poll());
   raise_failure();
   start_reads();
+  read_guesses();
   if (arrived_.empty() && resident_.empty()) {
     if (reading_ == 0 && pending_head_ < pending_.size()) {
       fail(ErrorKind::Internal, "stream: no slot for expert {} of layer {}",
@@ -429,6 +523,7 @@ void ExpertStream::wait_for_arrival() {
   while (arrived_.empty() && reading_ > 0 && failure_.error == 0) {
     handle(queue_.wait());
     start_reads();
+    read_guesses();
   }
   const auto blocked = static_cast<uint64_t>(now_ns() - start);
   if (phase_ == Phase::Decode) {
@@ -490,8 +585,8 @@ void ExpertStream::end() {
   if (!open_) return;
   open_ = false;
   release_batch();
-  // Only after an error is anything left: nothing may still be written to when slots change hands.
-  while (queue_.outstanding() > 0) handle(queue_.wait());
+  // Only after an error is anything left that the layer waited for.
+  while (reading_ > 0) handle(queue_.wait());
   for (std::vector<Held>* list : {&resident_, &arrived_}) {
     lent_.insert(lent_.end(), list->begin(), list->end());
     list->clear();
@@ -501,6 +596,7 @@ void ExpertStream::end() {
   pending_.clear();
   pending_head_ = 0;
   failure_ = {};
+  read_guesses();
   copy_io_counters();
 }
 
@@ -508,6 +604,10 @@ void ExpertStream::copy_io_counters() {
   counters_.demand = queue_.counts(ReadReason::Demand);
   counters_.prompt = queue_.counts(ReadReason::Prompt);
   counters_.fill = queue_.counts(ReadReason::Fill);
+  counters_.spec = queue_.counts(ReadReason::Spec);
+  counters_.spec_latency = queue_.latencies(ReadReason::Spec);
+  counters_.ahead.pending = residency_.unused_spec();
+  counters_.ahead.wasted = residency_.wasted_spec();
   counters_.demand_latency = queue_.latencies(ReadReason::Demand);
   counters_.prompt_latency = queue_.latencies(ReadReason::Prompt);
   counters_.io_busy_ns = queue_.busy_ns();
@@ -515,6 +615,180 @@ void ExpertStream::copy_io_counters() {
   counters_.read_errors_retried = queue_.retried();
   counters_.evict_total = residency_.evictions();
 }
+
+// ------------------------------------------------------------------------------- read-ahead
+
+bool ExpertStream::reads_ahead() const noexcept {
+  if (!alias_.empty()) return false;
+  if (options_.read_ahead == ReadAhead::Auto) return governor_.active();
+  return options_.read_ahead == ReadAhead::On;
+}
+
+int ExpertStream::look_ahead() const {
+  if (phase_ != Phase::Decode) return 0;
+  if (options_.read_ahead == ReadAhead::Probe) return kMostAhead;
+  if (!reads_ahead()) return 0;
+  return disk_idle_ ? kMostAhead : 1;
+}
+
+void ExpertStream::predict(int index, const float* logits, int rows) {
+  const int distance = index - layer_;
+  if (!open_ || phase_ != Phase::Decode || distance < 1 || distance > kMostAhead ||
+      static_cast<size_t>(index) >= geometry_.layers.size()) {
+    fail(ErrorKind::Internal, "stream: layer {} predicted at layer {}", index, layer_);
+  }
+  const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(index)];
+  const auto n_expert = static_cast<size_t>(layer.n_expert);
+  const int width = ahead_width(distance, layer.n_used);
+  ranked_.clear();
+  for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+    rank_ahead({logits + row * n_expert, n_expert}, residency_.ready_bits(index), kProtectedRanks,
+               0.0f, std::max(width, layer.n_used), &row_ranked_);
+    if (rows == 1) meter_.predicted(index, distance, row_ranked_, width);
+    row_ranked_.resize(std::min(row_ranked_.size(), static_cast<size_t>(width)));
+    for (const int32_t e : row_ranked_) {
+      if (std::find(ranked_.begin(), ranked_.end(), e) == ranked_.end()) ranked_.push_back(e);
+    }
+  }
+  if (options_.read_ahead == ReadAhead::Probe) return;
+  // The nearer prediction is the better one: it replaces what was guessed from further away.
+  const auto stale = std::remove_if(guesses_.begin(), guesses_.end(),
+                                    [&](const Guess& g) { return g.layer == index; });
+  counters_.ahead.cancelled += static_cast<uint64_t>(guesses_.end() - stale);
+  guesses_.erase(stale, guesses_.end());
+  int left = ahead_reads(distance);
+  for (const int32_t e : ranked_) {
+    const int32_t slot = residency_.find(index, e);
+    if (slot == kNoSlot) {
+      if (left-- > 0) guess(index, e);
+    } else if (residency_.slot(slot).state == SlotState::Ready) {
+      residency_.pin(slot);
+      kept_.push_back({slot, index});
+    }
+  }
+  read_guesses();
+}
+
+void ExpertStream::guess(int index, int expert) {
+  guesses_.push_back({index, expert});
+}
+
+// Demand goes first: guesses are read only while no demand is waiting or being read. A disk serves
+// what it was given side by side, so that even a later guess would slow an earlier demand.
+void ExpertStream::read_guesses() {
+  if (guesses_.empty()) return;
+  const bool demand = reading_ > 0 || pending_head_ < pending_.size();
+  size_t n = 0;
+  while (n < guesses_.size() && !demand && speculating_ < std::max(1, options_.depth / 2)) {
+    const Guess g = guesses_[n++];
+    if (residency_.find(g.layer, g.expert) != kNoSlot) {
+      ++counters_.ahead.cancelled;
+      continue;
+    }
+    const int32_t slot = residency_.acquire_ahead(g.layer, g.expert, step_clock_, last_step_clock_);
+    if (slot == kNoSlot) {  // nothing here is worth less than a guess
+      counters_.ahead.cancelled += guesses_.size() - n + 1;
+      n = guesses_.size();
+      break;
+    }
+    ++counters_.ahead.issued;
+    read_for_step_[static_cast<size_t>(slot)] = counters_.steps;
+    read_expert(slot);
+    queue_.submit();
+  }
+  guesses_.erase(guesses_.begin(), guesses_.begin() + static_cast<std::ptrdiff_t>(n));
+}
+
+// Guesses for layers up to this one are too late.
+void ExpertStream::drop_guesses(int upto) {
+  const auto late = std::remove_if(guesses_.begin(), guesses_.end(),
+                                   [&](const Guess& g) { return g.layer <= upto; });
+  counters_.ahead.cancelled += static_cast<uint64_t>(guesses_.end() - late);
+  guesses_.erase(late, guesses_.end());
+}
+
+// An expert read ahead has arrived; it stays at least until its layer's router has spoken.
+void ExpertStream::keep_ahead(int32_t slot) {
+  residency_.pin(slot);
+  const int32_t layer = residency_.slot(slot).layer;
+  const bool to_come = !step_.first_layer_begun || layer > layer_;
+  if (to_come) {
+    kept_.push_back({slot, layer});
+  } else {
+    residency_.unpin(slot, clock_);
+  }
+}
+
+void ExpertStream::release_ahead(int upto) {
+  size_t n = 0;
+  for (const Kept& kept : kept_) {
+    if (kept.layer > upto) {
+      kept_[n++] = kept;
+    } else {
+      // Not a use, but what came as a guess must not look older than it is.
+      residency_.unpin(kept.slot, residency_.slot(kept.slot).unused_spec ? clock_ : 0);
+    }
+  }
+  kept_.resize(n);
+}
+
+// Before a snapshot: what has arrived joins the map. A prompt waits for what is still being read
+// and starts without guesses.
+void ExpertStream::settle_ahead() {
+  handle(queue_.poll());
+  if (phase_ == Phase::Decode) return;
+  drop_guesses(static_cast<int>(geometry_.layers.size()));
+  while (speculating_ > 0) handle(queue_.wait());
+  release_ahead(static_cast<int>(geometry_.layers.size()));
+  residency_.recycle_failed();
+}
+
+void ExpertStream::count_spec_use(int32_t slot) {
+  const bool same = read_for_step_[static_cast<size_t>(slot)] == counters_.steps;
+  ++(same ? counters_.ahead.used_same_token : counters_.ahead.used_later);
+}
+
+void ExpertStream::measure_ahead(int n_used) {
+  if (options_.read_ahead == ReadAhead::Off) return;
+  const auto k = static_cast<size_t>(n_used);
+  meter_.routed(layer_, {ids_.data(), k}, {missing_.data(), k});
+  if (options_.read_ahead != ReadAhead::Probe) return;
+  const auto n = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
+  rank_ahead({probabilities_.data(), n}, snapshot_, kProtectedRanks, 0.0f, n_used, &row_ranked_);
+  meter_.fresh(layer_, {ids_.data(), k}, row_ranked_);
+}
+
+// The first layer has no predecessor: what the last token selected there is likely again
+// (pred=prev).
+void ExpertStream::guess_first_layer() {
+  int left = ahead_reads(1);
+  for (const int32_t e : meter_.previous(0)) {
+    if (residency_.find(0, e) == kNoSlot && left-- > 0) guess(0, e);
+  }
+  read_guesses();
+}
+
+void ExpertStream::end_ahead_step(int rows) {
+  if (!step_.first_layer_begun) return;  // a draft alone
+  const auto wall = static_cast<uint64_t>(now_ns() - step_.began_ns);
+  idle_rows_ += rows;
+  idle_wall_ns_ += wall;
+  if (idle_rows_ >= AheadGovernor::kWindow) {
+    const uint64_t busy = queue_.busy_ns() - std::exchange(idle_busy_ns_, queue_.busy_ns());
+    disk_idle_ = 5 * busy < 3 * idle_wall_ns_;
+    idle_rows_ = 0;
+    idle_wall_ns_ = 0;
+  }
+  governor_.step(rows, wall);
+  step_.first_layer_begun = false;
+  drop_guesses(static_cast<int>(geometry_.layers.size()));
+  if (!reads_ahead()) return;
+  residency_.note_median();
+  guess_first_layer();
+  copy_io_counters();
+}
+
+// ------------------------------------------------------------------------------------------------
 
 void ExpertStream::end_step(int rows) {
   end();
@@ -535,6 +809,13 @@ void ExpertStream::end_step(int rows) {
     fail(ErrorKind::Internal, "counters do not close: {} + {} uses of {} expected",
          counters_.first.total(), counters_.steady.total(), counters_.uses_expected);
   }
+  const SpecCounts& ahead = counters_.ahead;
+  if (ahead.issued != ahead.used_same_token + ahead.used_later + ahead.wasted + ahead.pending) {
+    fail(ErrorKind::Internal,
+         "counters do not close: {} read ahead; {} + {} used, {} wasted, {} pending", ahead.issued,
+         ahead.used_same_token, ahead.used_later, ahead.wasted, ahead.pending);
+  }
+  if (options_.read_ahead != ReadAhead::Off) end_ahead_step(rows);
   step_ = {};
   for (since_halving_ += rows; since_halving_ >= options_.half_life;
        since_halving_ -= options_.half_life) {

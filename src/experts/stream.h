@@ -1,6 +1,7 @@
 // The stream of experts: routing, residency, reads. A model's MoE block calls, per layer:
 //
 //   Routing r = stream.begin(l, logits, rows, rule, phase);  // snapshot, select, submit reads
+//   for (d = 1; d <= stream.look_ahead(); ++d) stream.predict(l + d, ...);  // read ahead
 //   ... compute the shared expert while the reads run ...
 //   while (!(batch = stream.next()).empty()) compute(batch);  // resident ones first, then arrivals
 //   stream.end();                                             // pins dropped
@@ -19,6 +20,7 @@
 #include "experts/geometry.h"
 #include "experts/io.h"
 #include "experts/options.h"
+#include "experts/read_ahead.h"
 #include "experts/shape.h"
 
 namespace penstock::experts {
@@ -55,6 +57,14 @@ class Stream {
   virtual Routing begin(int index, const float* logits, int rows, const RouteRule& rule,
                         Phase phase) = 0;
 
+  // How many of the MoE layers after the one begun are worth a prediction now: 0 to kMostAhead.
+  virtual int look_ahead() const { return 0; }
+  // Between begin() and next(): what the router of layer `index`, one or two after the one begun,
+  // is expected to say, [rows][n_expert] logits. Read while there is nothing more urgent to read.
+  virtual void predict(int index, const float* logits, int rows) {
+    static_cast<void>(index), static_cast<void>(logits), static_cast<void>(rows);
+  }
+
   // The next experts that can be computed now; each touched expert of the layer appears in exactly
   // one batch. Blocks (counted as stall) only when none is ready and some are still being read.
   // Empty when all were delivered. A batch stays valid until the following next() or end().
@@ -67,7 +77,9 @@ class Stream {
 
   virtual const Geometry& geometry() const = 0;
   virtual const Counters& counters() const = 0;
-  virtual std::span<const uint64_t> layer_stall_ns() const = 0;  // decode, by layer index
+  virtual std::span<const uint64_t> layer_stall_ns() const = 0;      // decode, by layer index
+  virtual const AheadMeter* ahead() const { return nullptr; }        // null: none is kept
+  virtual const AheadGovernor* governor() const { return nullptr; }  // of --read-ahead auto
   virtual const IoReport& io() const = 0;
   virtual const ArenaShape& shape() const = 0;
   virtual uint64_t arena_huge_bytes() const = 0;  // on huge pages, as measured after faulting in

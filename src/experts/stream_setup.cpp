@@ -102,9 +102,16 @@ uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape) {
     if (layer.sums != nullptr) sums += layer.sums->sums.size() * sizeof(uint64_t);
     n_expert = std::max(n_expert, static_cast<uint64_t>(layer.n_expert));
   }
+  constexpr uint64_t kPerSlot = 48;     // failures, marks of the reads under way
   constexpr uint64_t kPerExpert = 256;  // lists of the current layer, probabilities, marks
+  size_t most_used = 0;
+  for (const LayerGeometry& layer : geometry.layers) {
+    most_used = std::max(most_used, static_cast<size_t>(layer.n_used));
+  }
   return Residency::memory_bytes(geometry, shape) + n_expert * kPerExpert +
-         geometry.layers.size() * (sizeof(RecordLayout) + sizeof(uint64_t)) + sums;
+         AheadMeter::memory_bytes(geometry.layers.size(), most_used) +
+         geometry.layers.size() * (sizeof(RecordLayout) + sizeof(uint64_t)) +
+         (shape.slots() + shape.transit) * kPerSlot + sums;
 }
 
 }  // namespace penstock::experts

@@ -1,6 +1,7 @@
 #include "models/moe_block.h"
 
 #include "base/error.h"
+#include "models/mixer.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
 
@@ -13,6 +14,7 @@ MoeBlock::MoeBlock(Binder& binder, const Config& config, int block, uint32_t fir
   bank_ = binder.bank(block, config.n_embd, n_used, first_shard);
   geometry->layers.push_back(bank_);
   rule_.n_used = n_used;
+  several_streams_ = config.n_streams > 1;
   const auto name = [&](const char* suffix) { return block_name(block, suffix); };
   // Exactly as many router rows as experts (spec/streaming.md §G.2).
   binder.f32_matrix(&router_, name("ffn_gate_inp.weight"), config.n_embd, bank_.n_expert);
@@ -34,6 +36,30 @@ void MoeBlock::extend(Extents* extents) const noexcept {
   extents->n_ff = std::max(extents->n_ff, bank_.gate.n_out);
   extents->n_ff_shared = std::max(extents->n_ff_shared, shared_gate_.n_out);
   extents->n_in = std::max({extents->n_in, bank_.gate.n_in, bank_.down.n_in, shared_down_.n_in});
+}
+
+// What the routers of the next blocks would say to what is known now (spec/streaming.md §E.1): to
+// the residual that fed this block's router, read as the block there reads it. With several
+// residual streams such a reading costs two more matrices a block, so this block's own input serves
+// in its place, unchanged.
+void MoeBlock::predict(Run& run, int64_t n_rows) const {
+  const auto n = std::min(static_cast<size_t>(run.stream.look_ahead()), followers_.size());
+  Buffers::Ahead& b = run.buffers.ahead;
+  const ops::Rows residual = run.buffers.residual.first(run.rows).from(run.rows - n_rows, n_rows);
+  for (size_t i = 0; i < n; ++i) {
+    const MoeBlock& next = *followers_[i].moe;
+    const int64_t n_expert = next.bank_.n_expert;
+    const ops::Rows logits{b.logits.data, n_expert, n_rows, n_expert};
+    if (several_streams_) {
+      run.products(run.buffers.x_acts, {{&next.router_, logits}});
+    } else {
+      const ops::Rows x = b.x.first(n_rows);
+      followers_[i].mixer->read(run, residual, x, {});
+      b.acts.set(x);
+      run.products(b.acts, {{&next.router_, logits}});
+    }
+    run.stream.predict(next.index_, logits.data, static_cast<int>(n_rows));
+  }
 }
 
 // y_s = down(silu(gate x) * (up x)), and the factor sigmoid(scale . x)
@@ -125,6 +151,7 @@ void MoeBlock::forward(Run& run, const ops::Rows& x, const ops::Rows& y, int64_t
   run.products(run.buffers.x_acts, {{&router_, logits}});
   const experts::Routing routing =
       run.stream.begin(index_, logits.data, static_cast<int>(n_rows), rule_, run.phase);
+  predict(run, n_rows);
   if (shared_gate_) shared(run, n_rows);
   sort_pairs(run, routing, n_rows);
   for (auto batch = run.stream.next(); !batch.empty(); batch = run.stream.next()) {

@@ -120,6 +120,10 @@ Buffers::Buffers(ops::Layout& layout, const Config& config, const Extents& exten
   angles = make_angles(layout, n, config.n_rot);
   x_acts = ops::Activations(layout, n, config.n_embd);
   outs = {layout.take<float*>(ops::kMaxProducts * n), static_cast<size_t>(ops::kMaxProducts * n)};
+  const int64_t n_ahead = std::min<int64_t>(n, kMaxStepRows);
+  ahead.logits = layout.rows(n_ahead, extents.n_expert);
+  ahead.x = layout.rows(n_ahead, config.n_embd);
+  ahead.acts = ops::Activations(layout, n_ahead, config.n_embd);
   if (config.ngram) ngram.ids = layout.take<int64_t>(n * config.ngram->heads());
 
   // From here on the parts take turns: a mixer's rows, a block's rows, the draft's input.

@@ -87,6 +87,13 @@ struct Buffers {
     int64_t* job_starts = nullptr;
   } moe;
 
+  // For predicting later layers' selections in decode; beside Moe, not in its place.
+  struct Ahead {
+    ops::Rows logits;  // [n_expert]
+    ops::Rows x;       // [n_embd]
+    ops::Activations acts;
+  } ahead;
+
   struct Ngram {
     int64_t* ids = nullptr;
     std::byte* bytes = nullptr;

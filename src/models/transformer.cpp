@@ -25,6 +25,14 @@ Transformer::Transformer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)
     shape_.ple_width = config.n_wide();
   };
   for (const Block& block : parts_->blocks) account(block);
+  const std::vector<Block>& blocks = parts_->blocks;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    std::vector<MoeBlock::Follower> followers;
+    for (size_t j = i + 1; j < std::min(blocks.size(), i + 1 + experts::kMostAhead); ++j) {
+      followers.push_back({blocks[j].moe.get(), blocks[j].moe_mixer.get()});
+    }
+    blocks[i].moe->foresee(std::move(followers));
+  }
   if (parts_->draft) {
     account(parts_->draft->block);
     extents_.draft = true;

@@ -80,8 +80,10 @@ TEST_P(Packs, GiveTheSameBitsWithAnyArenaAndBackend) {
               << model << " " << experts::io_mode_name(io) << " " << slots;
           const experts::Counters c = runtime->counters();
           EXPECT_EQ(c.first.total() + c.steady.total(), c.uses_expected);
-          EXPECT_EQ(c.demand.reads + c.prompt.reads, c.experts_read);
-          EXPECT_EQ(c.records_verified, c.experts_read / 3);
+          EXPECT_EQ(c.demand.reads + c.prompt.reads + c.spec.reads, c.experts_read);
+          // What is still being read ahead at the end has not been looked at.
+          EXPECT_LE(c.records_verified, c.experts_read / 3);
+          EXPECT_GE(c.records_verified + 1, (c.experts_read - c.ahead.pending) / 3);
         }
       }
     }

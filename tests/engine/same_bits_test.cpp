@@ -70,6 +70,20 @@ TEST_P(SameBits, WhicheverWayTheBytesCome) {
   expect_same("dense map", {.slots = minimum_, .dense = models::DenseMode::Map}, 17);
 }
 
+TEST_P(SameBits, WithAndWithoutReadAhead) {
+  using experts::ReadAhead;
+  for (const ReadAhead mode : {ReadAhead::Off, ReadAhead::Auto, ReadAhead::Probe}) {
+    expect_same(experts::read_ahead_name(mode),
+                {.slots = minimum_ + 20, .threads = 2, .read_ahead = mode}, 7);
+  }
+  for (const int depth : {1, 2, 4}) {
+    const auto runtime =
+        open_tiny(path_, {.slots = n_experts_ - 4, .threads = 2, .depth = depth});
+    EXPECT_TRUE(same_bits(all_logits(*runtime, tokens_, 7), reference_)) << depth;
+    EXPECT_GT(runtime->counters().ahead.issued, 0u);
+  }
+}
+
 TEST_P(SameBits, WithAnyThreadsAndChunks) {
   for (const int threads : {1, 2, 3}) {
     for (const int chunk : {1, 7, 17, 512}) {

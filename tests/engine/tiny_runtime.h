@@ -22,6 +22,8 @@ struct Variant {
   decltype(experts::StreamOptions::decorate) decorate = nullptr;
   std::string pack = "none";
   uint64_t verify = 0;
+  experts::ReadAhead read_ahead = experts::ReadAhead::On;
+  int depth = 1;
 };
 
 inline std::unique_ptr<Runtime> open_tiny(const std::string& path, const Variant& variant) {
@@ -34,7 +36,8 @@ inline std::unique_ptr<Runtime> open_tiny(const std::string& path, const Variant
   options.dense = variant.dense;
   options.arena_slots = variant.slots.value_or(4096);
   options.stream.io = variant.io;
-  options.stream.depth = 1;
+  options.stream.depth = variant.depth;
+  options.stream.read_ahead = variant.read_ahead;
   options.stream.huge_seconds = 0;
   options.stream.decorate = variant.decorate;
   options.stream.pack.file = variant.pack;
