@@ -32,9 +32,11 @@ class PackProgram : public Program {
   // Tokens by greedy decoding with an arena that must read all the time.
   static std::vector<std::string> greedy(const std::string& model, const std::string& ids,
                                          const std::vector<std::string>& more = {}) {
+    // Without read-ahead every read is one that somebody waits for: the counts are exact.
     std::vector<std::string> arguments = {
         "run", "-m",     model,          "--ids",         ids,  "-n",         "25", "--temp",
-        "0",   "--json", "--ignore-eos", "--arena-slots", "20", "--io-depth", "1"};
+        "0",   "--json", "--ignore-eos", "--arena-slots", "20", "--io-depth", "1",  "--read-ahead",
+        "off"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
