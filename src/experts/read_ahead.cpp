@@ -114,8 +114,7 @@ void AheadMeter::routed(int layer, std::span<const int32_t> ids, std::span<const
   n_previous_[l] = static_cast<int32_t>(k);
 }
 
-void AheadMeter::fresh(int layer, std::span<const int32_t> ids, std::span<const int32_t> ranked) {
-  static_cast<void>(layer);
+void AheadMeter::fresh(std::span<const int32_t> ids, std::span<const int32_t> ranked) {
   uint64_t found = 0;
   for (const int32_t id : ids) found += contains(ranked, id) ? 1 : 0;
   fresh_.add(ids.size(), found);

@@ -41,7 +41,7 @@ class AheadMeter {
   // The layer's router has spoken: `missing[i]` says whether ids[i] had to be read for this layer
   // or was read ahead for it. Predictions made for it before are used up.
   void routed(int layer, std::span<const int32_t> ids, std::span<const uint8_t> missing);
-  void fresh(int layer, std::span<const int32_t> ids, std::span<const int32_t> ranked);
+  void fresh(std::span<const int32_t> ids, std::span<const int32_t> ranked);
   // The selection of the layer's last routed(); empty before the first.
   std::span<const int32_t> previous(int layer) const noexcept;
 

@@ -105,7 +105,6 @@ class ExpertStream final : public Stream {
   void copy_io_counters();
   // Read-ahead.
   bool reads_ahead() const noexcept;
-  void guess(int index, int expert);
   void read_guesses();
   void drop_guesses(int upto);
   void keep_ahead(int32_t slot);
@@ -660,17 +659,13 @@ void ExpertStream::predict(int index, const float* logits, int rows) {
   for (const int32_t e : ranked_) {
     const int32_t slot = residency_.find(index, e);
     if (slot == kNoSlot) {
-      if (left-- > 0) guess(index, e);
+      if (left-- > 0) guesses_.push_back({index, e});
     } else if (residency_.slot(slot).state == SlotState::Ready) {
       residency_.pin(slot);
       kept_.push_back({slot, index});
     }
   }
   read_guesses();
-}
-
-void ExpertStream::guess(int index, int expert) {
-  guesses_.push_back({index, expert});
 }
 
 // Demand goes first: guesses are read only while no demand is waiting or being read. A disk serves
@@ -755,7 +750,7 @@ void ExpertStream::measure_ahead(int n_used) {
   if (options_.read_ahead != ReadAhead::Probe) return;
   const auto n = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
   rank_ahead({probabilities_.data(), n}, snapshot_, kProtectedRanks, 0.0f, n_used, &row_ranked_);
-  meter_.fresh(layer_, {ids_.data(), k}, row_ranked_);
+  meter_.fresh({ids_.data(), k}, row_ranked_);
 }
 
 // The first layer has no predecessor: what the last token selected there is likely again
@@ -763,7 +758,7 @@ void ExpertStream::measure_ahead(int n_used) {
 void ExpertStream::guess_first_layer() {
   int left = ahead_reads(1);
   for (const int32_t e : meter_.previous(0)) {
-    if (residency_.find(0, e) == kNoSlot && left-- > 0) guess(0, e);
+    if (residency_.find(0, e) == kNoSlot && left-- > 0) guesses_.push_back({0, e});
   }
   read_guesses();
 }
