@@ -69,7 +69,7 @@ class Bench:
             "decode_tokens_per_s": decode["tokens_per_second"],
             "seconds_per_token": decode["seconds"] / max(1, decode["tokens"]),
             "hit_rate": uses["arena"] / max(1, uses["total"]),
-            "demand_bytes_per_token": counters["reads_demand"]["bytes"] / (tokens + 1),
+            "decode_bytes_per_token": (counters["reads_demand"]["bytes"] + counters["reads_spec"]["bytes"]) / (tokens + 1),
             "stall_s_per_token": counters["stall_ns"] * 1e-9 / (tokens + 1),
             "own_bytes": sum(counters[f"reads_{reason}"]["bytes"] for reason in ("demand", "spec", "fill", "prompt", "ple")),
             "system_bytes": counters["dev_bytes"],
@@ -149,13 +149,13 @@ def main() -> None:
                 runs[name].append(arms[name]())
                 row = runs[name][-1]
                 print(f"  {name:12} decode {row['decode_tokens_per_s']:7.2f} tokens/s  hits {row['hit_rate']:6.1%}  "
-                      f"{row['demand_bytes_per_token'] / 1e6:8.1f} MB and {row['stall_s_per_token'] * 1e3:7.1f} ms of "
+                      f"{row['decode_bytes_per_token'] / 1e6:8.1f} MB and {row['stall_s_per_token'] * 1e3:7.1f} ms of "
                       f"waiting per token", flush=True)
 
     w = statistics.median(row["bytes_per_s"] for row in widths["idle"])
     t = statistics.median(row["seconds_per_token"] for row in runs["quarter"])
     resident = statistics.median(row["seconds_per_token"] for row in runs["resident"])
-    read = statistics.median(row["demand_bytes_per_token"] for row in runs["quarter"])
+    read = statistics.median(row["decode_bytes_per_token"] for row in runs["quarter"])
     summary: dict[str, Any] = {"W": w, "B": read, "t": t, "t_resident": resident, "share_of_resident_speed": resident / t}
     print(f"\n{args.model.name}: {experts} experts, {int(experts * args.fraction)} slots; decode, ms per token: resident "
           f"{spread([r['seconds_per_token'] for r in runs['resident']], 1e3)}, quarter "
