@@ -77,12 +77,11 @@ std::string ahead_rows(const experts::Stream& stream, const Counters& c) {
   if (meter == nullptr || meter->total(1).layers == 0) return {};
   std::string out;
   if (c.ahead.issued != 0) {
-    const uint64_t used = c.ahead.used_same_token + c.ahead.used_later;
     out += fmt::format(
         "  read-ahead  {} experts read ahead: {:.1f} % used ({} for the token they were read for), "
         "{} wasted, {} not used yet\n",
-        c.ahead.issued, share(used, c.ahead.issued), c.ahead.used_same_token, c.ahead.wasted,
-        c.ahead.pending);
+        c.ahead.issued, share(c.ahead.used(), c.ahead.issued), c.ahead.used_same_token,
+        c.ahead.wasted, c.ahead.pending);
   }
   out += "  predicted ";
   for (int d = 1; d <= experts::kMostAhead; ++d) {
@@ -144,13 +143,12 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   }
   out += ahead_rows(runtime.stream(), counters);
   const uint64_t tokens = counters.tokens;
+  const double decode_mb = static_cast<double>(counters.demand.bytes + counters.spec.bytes) * 1e-6;
   out += fmt::format("  read        {:.2f} MB for the prompt, {:.2f} MB in decode",
-                     static_cast<double>(counters.prompt.bytes) * 1e-6,
-                     static_cast<double>(counters.demand.bytes + counters.spec.bytes) * 1e-6);
+                     static_cast<double>(counters.prompt.bytes) * 1e-6, decode_mb);
   if (tokens != 0) {
     out += fmt::format(" ({:.2f} MB and {:.2f} ms of waiting per token)",
-                       static_cast<double>(counters.demand.bytes + counters.spec.bytes) * 1e-6 /
-                           static_cast<double>(tokens),
+                       decode_mb / static_cast<double>(tokens),
                        static_cast<double>(counters.stall_ns) * 1e-6 / static_cast<double>(tokens));
   }
   if (counters.ple.reads != 0) {

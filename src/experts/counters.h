@@ -55,7 +55,8 @@ struct SpecCounts {
   uint64_t used_later = 0;       // luck
   uint64_t wasted = 0;           // evicted, or the read failed, before the first use
   uint64_t pending = 0;          // in flight, or there and not used yet
-  uint64_t cancelled = 0;        // guesses dropped before they were read; not part of issued
+  uint64_t used() const noexcept { return used_same_token + used_later; }
+  uint64_t cancelled = 0;  // guesses dropped before they were read; not part of issued
 };
 
 // How well a layer's selection was predicted (read_ahead.h).

@@ -92,14 +92,25 @@ void Residency::start(int32_t id, int layer, int expert, ReadReason reason) {
 }
 
 int32_t Residency::acquire(int layer, int expert, ReadReason reason, bool may_evict) {
-  require(find(layer, expert) == kNoSlot, "an expert is read twice");
   const uint32_t c = class_of_layer_[static_cast<size_t>(layer)];
-  int32_t id = kNoSlot;
+  return acquire_from(c, may_evict ? victim(c) : kNoSlot, layer, expert, reason);
+}
+
+int32_t Residency::acquire_ahead(int layer, int expert, uint64_t step_began, uint64_t used_since) {
+  const uint32_t c = class_of_layer_[static_cast<size_t>(layer)];
+  const int32_t victim = empty_[c].empty() ? victim_ahead(c, step_began, used_since) : kNoSlot;
+  return acquire_from(c, victim, layer, expert, ReadReason::Spec);
+}
+
+// An empty slot of the class, else that of the victim, if there is one.
+int32_t Residency::acquire_from(uint32_t c, int32_t victim, int layer, int expert,
+                                ReadReason reason) {
+  require(find(layer, expert) == kNoSlot, "an expert is read twice");
+  int32_t id = victim;
   if (!empty_[c].empty()) {
     id = empty_[c].back();
     empty_[c].pop_back();
-  } else if (may_evict && !victims_[c].empty()) {
-    id = victims_[c].front();
+  } else if (id != kNoSlot) {
     evict(c, id);
   } else {
     return kNoSlot;
@@ -109,32 +120,22 @@ int32_t Residency::acquire(int layer, int expert, ReadReason reason, bool may_ev
   return id;
 }
 
-int32_t Residency::acquire_ahead(int layer, int expert, uint64_t step_began, uint64_t used_since) {
-  require(find(layer, expert) == kNoSlot, "an expert is read twice");
-  const uint32_t c = class_of_layer_[static_cast<size_t>(layer)];
+int32_t Residency::victim_ahead(uint32_t c, uint64_t step_began,
+                                uint64_t used_since) const noexcept {
+  constexpr size_t kLook = 15;  // four levels of the heap
+  const std::vector<int32_t>& heap = victims_[c];
   int32_t id = kNoSlot;
-  if (!empty_[c].empty()) {
-    id = empty_[c].back();
-    empty_[c].pop_back();
-  } else {
-    constexpr size_t kLook = 15;  // four levels of the heap
-    const std::vector<int32_t>& heap = victims_[c];
-    bool stale = false;  // id was read ahead for an older token
-    for (size_t i = 0; i < std::min(heap.size(), kLook); ++i) {
-      const Slot& s = slot(heap[i]);
-      const bool old_guess = s.unused_spec && s.last_use < step_began;
-      const bool cold = !s.unused_spec && s.last_use < used_since &&
-                        (evict_ == Evict::Lru || frequency_[key(s.layer, s.expert)] <= median_);
-      if (!old_guess && (!cold || stale)) continue;
-      if (id != kNoSlot && old_guess == stale && !before(heap[i], id)) continue;
-      id = heap[i];
-      stale = old_guess;
-    }
-    if (id == kNoSlot) return kNoSlot;
-    evict(c, id);
+  bool stale = false;  // id was read ahead for an older token
+  for (size_t i = 0; i < std::min(heap.size(), kLook); ++i) {
+    const Slot& s = slot(heap[i]);
+    const bool old_guess = s.unused_spec && s.last_use < step_began;
+    const bool cold = !s.unused_spec && s.last_use < used_since &&
+                      (evict_ == Evict::Lru || frequency_[key(s.layer, s.expert)] <= median_);
+    if (!old_guess && (!cold || stale)) continue;
+    if (id != kNoSlot && old_guess == stale && !before(heap[i], id)) continue;
+    id = heap[i];
+    stale = old_guess;
   }
-  start(id, layer, expert, ReadReason::Spec);
-  map_[key(layer, expert)] = id;
   return id;
 }
 

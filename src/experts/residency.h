@@ -89,6 +89,8 @@ class Residency {
   void sift_down(std::vector<int32_t>& heap, size_t at) noexcept;
   void set_ready(const Slot& slot, bool ready) noexcept;
   void start(int32_t id, int layer, int expert, ReadReason reason);
+  int32_t acquire_from(uint32_t c, int32_t victim, int layer, int expert, ReadReason reason);
+  int32_t victim_ahead(uint32_t c, uint64_t step_began, uint64_t used_since) const noexcept;
   void evict(uint32_t c, int32_t id);
   void waste(Slot& slot) noexcept;
   uint32_t class_of(int32_t id) const noexcept;

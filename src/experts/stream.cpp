@@ -104,9 +104,10 @@ class ExpertStream final : public Stream {
   bool record_is_sound(const Slot& slot, int32_t id);
   void copy_io_counters();
   // Read-ahead.
+  int last_layer() const noexcept { return static_cast<int>(geometry_.layers.size()) - 1; }
   bool reads_ahead() const noexcept;
   void read_guesses();
-  void drop_guesses(int upto);
+  void drop_guesses(int first, int last);  // for these layers
   void keep_ahead(int32_t slot);
   void release_ahead(int upto);
   void settle_ahead();
@@ -189,12 +190,6 @@ class ExpertStream final : public Stream {
   std::vector<uint64_t> layer_stall_ns_;
   Trace trace_;
 };
-
-size_t most_used(const Geometry& geometry) noexcept {
-  int most = 0;
-  for (const LayerGeometry& layer : geometry.layers) most = std::max(most, layer.n_used);
-  return static_cast<size_t>(most);
-}
 
 ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
                            const ArenaShape& shape, const StreamOptions& options)
@@ -372,7 +367,7 @@ void ExpertStream::classify_decode(int rows, int n_used) {
   std::sort(pending_.begin(), pending_.end());
   if (rows == 1) measure_ahead(n_used);
   // What was kept for this layer is held now if it was selected; the rest may go.
-  drop_guesses(layer_);
+  drop_guesses(0, layer_);
   release_ahead(layer_);
 }
 
@@ -409,7 +404,7 @@ void ExpertStream::start_reads() {
         residency_.acquire(layer_, e, prompt ? ReadReason::Prompt : ReadReason::Demand, !prompt);
     if (slot == kNoSlot && prompt) slot = residency_.acquire_transit(layer_, e);
     if (slot == kNoSlot && !kept_.empty()) {  // what is wanted comes before what may be
-      release_ahead(static_cast<int>(geometry_.layers.size()));
+      release_ahead(last_layer());
       continue;
     }
     // A step of many rows can select more experts than there are slots: the others follow when
@@ -651,10 +646,7 @@ void ExpertStream::predict(int index, const float* logits, int rows) {
   }
   if (options_.read_ahead == ReadAhead::Probe) return;
   // The nearer prediction is the better one: it replaces what was guessed from further away.
-  const auto stale = std::remove_if(guesses_.begin(), guesses_.end(),
-                                    [&](const Guess& g) { return g.layer == index; });
-  counters_.ahead.cancelled += static_cast<uint64_t>(guesses_.end() - stale);
-  guesses_.erase(stale, guesses_.end());
+  drop_guesses(index, index);
   int left = ahead_reads(distance);
   for (const int32_t e : ranked_) {
     const int32_t slot = residency_.find(index, e);
@@ -694,12 +686,9 @@ void ExpertStream::read_guesses() {
   guesses_.erase(guesses_.begin(), guesses_.begin() + static_cast<std::ptrdiff_t>(n));
 }
 
-// Guesses for layers up to this one are too late.
-void ExpertStream::drop_guesses(int upto) {
-  const auto late = std::remove_if(guesses_.begin(), guesses_.end(),
-                                   [&](const Guess& g) { return g.layer <= upto; });
-  counters_.ahead.cancelled += static_cast<uint64_t>(guesses_.end() - late);
-  guesses_.erase(late, guesses_.end());
+void ExpertStream::drop_guesses(int first, int last) {
+  counters_.ahead.cancelled +=
+      std::erase_if(guesses_, [&](const Guess& g) { return g.layer >= first && g.layer <= last; });
 }
 
 // An expert read ahead has arrived; it stays at least until its layer's router has spoken.
@@ -732,9 +721,9 @@ void ExpertStream::release_ahead(int upto) {
 void ExpertStream::settle_ahead() {
   handle(queue_.poll());
   if (phase_ == Phase::Decode) return;
-  drop_guesses(static_cast<int>(geometry_.layers.size()));
+  drop_guesses(0, last_layer());
   while (speculating_ > 0) handle(queue_.wait());
-  release_ahead(static_cast<int>(geometry_.layers.size()));
+  release_ahead(last_layer());
   residency_.recycle_failed();
 }
 
@@ -776,7 +765,7 @@ void ExpertStream::end_ahead_step(int rows) {
   }
   governor_.step(rows, wall);
   step_.first_layer_begun = false;
-  drop_guesses(static_cast<int>(geometry_.layers.size()));
+  drop_guesses(0, last_layer());
   if (!reads_ahead()) return;
   residency_.note_median();
   guess_first_layer();
@@ -805,7 +794,7 @@ void ExpertStream::end_step(int rows) {
          counters_.first.total(), counters_.steady.total(), counters_.uses_expected);
   }
   const SpecCounts& ahead = counters_.ahead;
-  if (ahead.issued != ahead.used_same_token + ahead.used_later + ahead.wasted + ahead.pending) {
+  if (ahead.issued != ahead.used() + ahead.wasted + ahead.pending) {
     fail(ErrorKind::Internal,
          "counters do not close: {} read ahead; {} + {} used, {} wasted, {} pending", ahead.issued,
          ahead.used_same_token, ahead.used_later, ahead.wasted, ahead.pending);

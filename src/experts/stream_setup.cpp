@@ -12,6 +12,12 @@ int pool_threads(int depth) noexcept {
   return std::max(depth, 8);
 }
 
+size_t most_used(const Geometry& geometry) noexcept {
+  int most = 0;
+  for (const LayerGeometry& layer : geometry.layers) most = std::max(most, layer.n_used);
+  return static_cast<size_t>(most);
+}
+
 size_t backend_capacity(const Geometry& geometry, int depth) noexcept {
   constexpr int kRows = 8;
   int most = depth;
@@ -104,12 +110,8 @@ uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape) {
   }
   constexpr uint64_t kPerSlot = 48;     // failures, marks of the reads under way
   constexpr uint64_t kPerExpert = 256;  // lists of the current layer, probabilities, marks
-  size_t most_used = 0;
-  for (const LayerGeometry& layer : geometry.layers) {
-    most_used = std::max(most_used, static_cast<size_t>(layer.n_used));
-  }
   return Residency::memory_bytes(geometry, shape) + n_expert * kPerExpert +
-         AheadMeter::memory_bytes(geometry.layers.size(), most_used) +
+         AheadMeter::memory_bytes(geometry.layers.size(), most_used(geometry)) +
          geometry.layers.size() * (sizeof(RecordLayout) + sizeof(uint64_t)) +
          (shape.slots() + shape.transit) * kPerSlot + sums;
 }

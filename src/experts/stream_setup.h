@@ -30,6 +30,9 @@ std::unique_ptr<IoBackend> open_backend(const StreamFiles& files, IoMode mode, s
 Read expert_read(const StreamFiles& files, const RecordLayout& layout, int part, int expert,
                  std::byte* slot) noexcept;
 
+// The most experts that any layer selects for a token.
+size_t most_used(const Geometry& geometry) noexcept;
+
 std::vector<RecordLayout> layouts_of(const Geometry& geometry, uint32_t alignment);
 
 // Throws Error(Format) for experts outside their file or absurd counts, Error(Internal) for a shape
