@@ -87,7 +87,8 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "on", "off", "probe"}))
       ->capture_default_str()
       ->group("Streaming");
-  app.add_option("--io-depth", depth_, "experts being read at once for a prompt")
+  app.add_option("--io-depth", depth_,
+                 "experts being read at once for a prompt; half as many ahead")
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
       ->group("Streaming");
