@@ -4,36 +4,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/thread_pool.h"
+#include "engine/opened_model.h"
 #include "engine/sampler.h"
-#include "experts/expert_source.h"
-#include "experts/options.h"
-#include "experts/plan.h"
 #include "experts/row_store.h"
 #include "experts/stream.h"
-#include "models/model.h"
 #include "text/tokenizer.h"
 
 namespace penstock::engine {
-
-struct RuntimeOptions {
-  std::string model_path;
-  std::string ple_path;  // a separate file with the n-gram table; empty: in the model file
-  quant::Precision precision = quant::Precision::Fast;
-  int threads = 0;       // 0: one per physical performance core
-  int64_t n_ctx = 0;     // 0: 4096, or what the model was trained for if that is less
-  int prompt_chunk = 0;  // 0: the largest of 512, 256, 128, 64, 32 with which the plan fits
-  std::optional<models::KvType> kv;  // default: f16, or f32 with Precision::Exact
-  models::DenseMode dense = models::DenseMode::Copy;
-  std::optional<uint64_t> memory;       // bytes; default: what is available
-  std::optional<uint64_t> arena_slots;  // instead of what the memory allows
-  uint64_t caller_bytes = 0;            // what the caller needs beside the model, for the plan
-  experts::StreamOptions stream{.read_ahead = experts::ReadAhead::Auto};
-};
 
 // What happened while opening, each phase on its own.
 struct LoadReport {
@@ -52,16 +33,16 @@ class Runtime {
   static std::unique_ptr<Runtime> open(const RuntimeOptions& options, const Progress& progress);
   ~Runtime();
 
-  const RuntimeOptions& options() const noexcept { return options_; }  // as in force
-  const gguf::Model& file() const noexcept { return *file_; }
+  const RuntimeOptions& options() const noexcept { return opened_.options; }  // in force
+  const gguf::Model& file() const noexcept { return *opened_.file; }
   const text::Tokenizer& tokenizer() const;  // throws Error(Unsupported) if the file has none
   bool has_tokenizer() const noexcept { return tokenizer_ != nullptr; }
-  models::Model& model() noexcept { return *model_; }
-  const models::Info& info() const noexcept { return model_->info(); }
+  models::Model& model() noexcept { return *opened_.model; }
+  const models::Info& info() const noexcept { return opened_.model->info(); }
   experts::Stream& stream() noexcept { return *stream_; }
   const experts::Stream& stream() const noexcept { return *stream_; }
   const experts::RowStore* rows() const noexcept { return rows_.get(); }
-  const experts::ExpertSource& source() const noexcept { return source_; }
+  const experts::ExpertSource& source() const noexcept { return opened_.source; }
   const experts::Plan& plan() const noexcept { return plan_; }
   const LoadReport& load() const noexcept { return load_; }
   // What the file recommends (general.sampling.*), else temperature 0.7, top-k 20, top-p 0.95.
@@ -74,20 +55,17 @@ class Runtime {
   experts::Counters counters() const;
 
  private:
-  explicit Runtime(const RuntimeOptions& options) : options_(options) {}
-  void load_all(const Progress& progress);
-  experts::Plan plan_memory(uint64_t taken);
+  Runtime() = default;
+  void load_all(const RuntimeOptions& options, const Progress& progress);
+  void load_tokenizer();
+  void open_rows();
 
-  RuntimeOptions options_;
-  std::shared_ptr<const gguf::Model> file_;
-  std::shared_ptr<const gguf::Model> table_file_;
+  std::unique_ptr<ThreadPool> pool_;  // the model computes on it
+  OpenedModel opened_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::string tokenizer_error_;
-  std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<models::Model> model_;
   std::unique_ptr<models::State> state_;
   std::unique_ptr<experts::RowStore> rows_;
-  experts::ExpertSource source_;
   std::unique_ptr<experts::Stream> stream_;
   experts::Plan plan_;
   LoadReport load_;

@@ -65,35 +65,27 @@ void set_budget(const PlanRequest& request, Plan& plan) {
     plan.margin = 256 * kMiB;
   }
   const uint64_t kept = plan.fuse + plan.margin;
+  plan.memory_chosen = request.memory.has_value();
   plan.budget = request.memory.value_or(plan.available > kept ? plan.available - kept : 0);
 }
 
-std::string table(const Plan& plan) {
-  std::string text;
-  for (const auto& [name, bytes] : plan.rows()) {
-    text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", name, bytes, mib(bytes));
+// What a smaller setting of `flag` saves: `unit` bytes per step from `now` down to `least`.
+std::string smaller(const char* flag, int now, uint64_t unit, int least, uint64_t shortfall) {
+  if (unit == 0 || now <= least) {
+    return fmt::format("{} is already as small as it gets ({})", flag, now);
   }
-  return text;
+  const uint64_t units = (shortfall + unit - 1) / unit;
+  const auto most = static_cast<uint64_t>(now - least);
+  if (units <= most) {
+    return fmt::format("{} {} instead of {} (saves {})", flag, now - static_cast<int>(units), now,
+                       bytes_and_mib(units * unit));
+  }
+  return fmt::format("{} {} instead of {} saves {}, not enough alone", flag, least, now,
+                     bytes_and_mib(most * unit));
 }
 
-// Three ways out, each with the number to type and whether it is enough on its own.
-std::string remedies(const PlanRequest& request, const Plan& plan, uint64_t shortfall) {
-  const auto smaller = [&](const char* flag, int now, uint64_t unit, int least) {
-    if (unit == 0 || now <= least) {
-      return fmt::format("{} is already as small as it gets ({})", flag, now);
-    }
-    const uint64_t units = (shortfall + unit - 1) / unit;
-    const auto most = static_cast<uint64_t>(now - least);
-    if (units <= most) {
-      return fmt::format("{} {} instead of {} (saves {})", flag, now - static_cast<int>(units), now,
-                         bytes_and_mib(units * unit));
-    }
-    return fmt::format("{} {} instead of {} saves {}, not enough alone", flag, least, now,
-                       bytes_and_mib(most * unit));
-  };
-  constexpr int kLeastCtx = 256;
-  constexpr int kLeastChunk = 16;
-  std::string third;
+// Fewer slots, another --memory, or a smaller model, whichever the request leaves room for.
+std::string other_remedy(const PlanRequest& request, const Plan& plan, uint64_t shortfall) {
   const uint64_t floor = plan.hard_floor;
   const uint64_t kept = plan.fuse + plan.margin;
   const uint64_t free = plan.available > kept ? plan.available - kept : 0;
@@ -106,56 +98,71 @@ std::string remedies(const PlanRequest& request, const Plan& plan, uint64_t shor
     const uint64_t slot = plan.shape.largest_slot();
     const uint64_t fewer = slot == 0 ? 0 : (shortfall + slot - 1) / slot;
     const uint64_t most = *request.arena_slots - floor;
-    third = fmt::format("--arena-slots {} instead of {} (saves {}{})",
-                        *request.arena_slots - std::min(fewer, most), *request.arena_slots,
-                        bytes_and_mib(std::min(fewer, most) * slot),
-                        fewer > most ? ", not enough alone" : "");
-  } else if (request.memory && free >= least) {
-    third = *request.memory > free
-                ? fmt::format("--memory {}M, the most that is free here", free / kMiB)
-                : fmt::format("--memory {}M or more", (least + kMiB - 1) / kMiB);
-  } else {
-    third = fmt::format(
-        "a model pruned to smaller or fewer experts, or free {} on this machine: "
-        "with the smallest arena, {} slots, {} are needed",
-        bytes_and_mib(least > free ? least - free : shortfall), floor, bytes_and_mib(least));
+    return fmt::format("--arena-slots {} instead of {} (saves {}{})",
+                       *request.arena_slots - std::min(fewer, most), *request.arena_slots,
+                       bytes_and_mib(std::min(fewer, most) * slot),
+                       fewer > most ? ", not enough alone" : "");
+  }
+  if (request.memory && free >= least) {
+    return *request.memory > free
+               ? fmt::format("--memory {}M, the most that is free here", free / kMiB)
+               : fmt::format("--memory {}M or more", (least + kMiB - 1) / kMiB);
   }
   return fmt::format(
-      "  1. {}\n  2. {}\n  3. {}",
-      smaller("--ctx", request.ctx, request.kv_per_position, kLeastCtx),
-      smaller("--prompt-chunk", request.prompt_chunk, request.scratch_per_token, kLeastChunk),
-      third);
+      "a model pruned to smaller or fewer experts, or free {} on this machine: "
+      "with the smallest arena, {} slots, {} are needed",
+      bytes_and_mib(least > free ? least - free : shortfall), floor, bytes_and_mib(least));
 }
 
-[[noreturn]] void refuse(const PlanRequest& request, const Plan& plan, const std::string& why,
-                         uint64_t shortfall) {
-  fail(ErrorKind::Plan,
-       "the model does not fit: {}\n{}"
-       "  peak, prompt    {:>16} B {:>12.1f} MiB\n"
-       "  budget          {:>16} B {:>12.1f} MiB ({})\n"
-       "  available       {:>16} B {:>12.1f} MiB, {}\n"
-       "  fuse            {:>16} B {:>12.1f} MiB left to the rest of the machine\n"
-       "  short by        {:>16} B {:>12.1f} MiB\n"
-       "Any of these helps:\n{}",
-       why, table(plan), plan.peak_prefill, mib(plan.peak_prefill), plan.budget, mib(plan.budget),
-       request.memory ? "--memory" : "available - fuse - margin", plan.available,
-       mib(plan.available), plan.available_source, plan.fuse, mib(plan.fuse), shortfall,
-       mib(shortfall), remedies(request, plan, shortfall));
+PlanRefusal too_large(const PlanRequest& request, const Plan& plan, std::string why,
+                      uint64_t shortfall) {
+  constexpr int kLeastCtx = 256;
+  constexpr int kLeastChunk = 16;
+  return {std::move(why),
+          shortfall,
+          {smaller("--ctx", request.ctx, request.kv_per_position, kLeastCtx, shortfall),
+           smaller("--prompt-chunk", request.prompt_chunk, request.scratch_per_token, kLeastChunk,
+                   shortfall),
+           other_remedy(request, plan, shortfall)}};
 }
 
-void warn_about(const PlanRequest& request, Plan& plan) {
+PlanRefusal too_few_slots(const PlanRequest& request, const Plan& plan) {
+  return {fmt::format("--arena-slots {}: one layer of a token and the reads of a prompt need at "
+                      "least {}",
+                      *request.arena_slots, plan.hard_floor),
+          0,
+          {fmt::format("--arena-slots {}", plan.hard_floor),
+           fmt::format("a smaller read depth: --io-depth less than {}", request.depth)}};
+}
+
+// Arena, slack and peaks for the slots that the shape has been given.
+void add_up(Plan& plan, uint64_t least_slack) {
+  const uint64_t others = sum_of(plan.terms);
+  plan.arena = plan.shape.arena_bytes();
+  plan.slack = slack_for(others + plan.arena, least_slack);
+  plan.peak_prefill = others + plan.arena + plan.slack;
+  plan.peak_decode = plan.peak_prefill - plan.terms.scratch_prompt;
+}
+
+// Slots below one token cycle: a warning, or a refusal where every use would miss.
+std::optional<PlanRefusal> check_cycle(const PlanRequest& request, Plan& plan) {
   const uint64_t slots = plan.slots();
-  if (slots < plan.cycle && !plan.shape.holds_all()) {
-    if (request.evict == Evict::Lru) {
-      fail(ErrorKind::Plan,
-           "{} slots are fewer than the {} experts one token touches: with --evict lru every use "
-           "would miss; use --evict lfu or at least --arena-slots {}",
-           slots, plan.cycle, plan.cycle);
-    }
-    plan.warnings.push_back(
-        fmt::format("{} slots are fewer than the {} experts one token touches: expect few hits",
-                    slots, plan.cycle));
+  if (slots >= plan.cycle || plan.shape.holds_all()) return std::nullopt;
+  if (request.evict == Evict::Lru) {
+    return PlanRefusal{fmt::format("{} slots are fewer than the {} experts one token touches: with "
+                                   "--evict lru every use would miss",
+                                   slots, plan.cycle),
+                       0,
+                       {"--evict lfu", fmt::format("at least --arena-slots {}", plan.cycle)}};
   }
+  plan.warnings.push_back(
+      fmt::format("{} slots are fewer than the {} experts one token touches: expect few hits",
+                  slots, plan.cycle));
+  return std::nullopt;
+}
+
+std::string row(const char* name, uint64_t bytes) {
+  return fmt::format("  {:<16}{:>16} B {:>12.1f} MiB", name, bytes, mib(bytes));
 }
 
 }  // namespace
@@ -167,8 +174,9 @@ std::vector<std::pair<const char*, uint64_t>> Plan::rows() const {
   return rows;
 }
 
-Plan make_plan(const PlanRequest& request) {
-  Plan plan;
+PlanOutcome try_plan(const PlanRequest& request) {
+  PlanOutcome outcome;
+  Plan& plan = outcome.plan;
   plan.terms = request.terms;
   plan.shape = request.shape;
   plan.hard_floor = hard_floor(plan.shape, request.depth);
@@ -177,56 +185,67 @@ Plan make_plan(const PlanRequest& request) {
 
   const bool chosen = request.memory.has_value() || request.arena_slots.has_value();
   const uint64_t least_slack = chosen ? kLeastChosenSlack : kLeastSlack;
-  const uint64_t others = sum_of(plan.terms);
+  const bool too_few = request.arena_slots && *request.arena_slots < plan.hard_floor;
   if (request.arena_slots) {
-    if (*request.arena_slots < plan.hard_floor) {
-      share_slots(plan.shape, plan.hard_floor, request.depth, request.transit);
-      plan.arena = plan.shape.arena_bytes();
-      plan.slack = slack_for(others + plan.arena, least_slack);
-      fail(ErrorKind::Plan,
-           "--arena-slots {}: one layer of a token and the reads of a prompt need at least {}; use "
-           "--arena-slots {} or a smaller read depth than {}. With {} slots:\n{}",
-           *request.arena_slots, plan.hard_floor, plan.hard_floor, request.depth, plan.hard_floor,
-           table(plan));
-    }
-    share_slots(plan.shape, *request.arena_slots, request.depth, request.transit);
+    share_slots(plan.shape, too_few ? plan.hard_floor : *request.arena_slots, request.depth,
+                request.transit);
   } else {
-    share_bytes(plan.shape, arena_room(plan.budget, others, least_slack), request.depth,
+    share_bytes(plan.shape, arena_room(plan.budget, sum_of(plan.terms), least_slack), request.depth,
                 request.transit);
   }
-  plan.arena = plan.shape.arena_bytes();
-  plan.slack = slack_for(others + plan.arena, least_slack);
-  plan.peak_prefill = others + plan.arena + plan.slack;
-  plan.peak_decode = plan.peak_prefill - plan.terms.scratch_prompt;
+  add_up(plan, least_slack);
 
-  if (plan.peak_prefill > plan.budget) {
-    refuse(request, plan,
-           request.arena_slots
-               ? fmt::format("{} slots and the rest exceed the budget", plan.slots())
-               : fmt::format("the smallest arena, {} slots, and the rest exceed the "
-                             "budget",
-                             plan.slots()),
-           plan.peak_prefill - plan.budget);
-  }
   const uint64_t kept = plan.fuse + plan.margin;
-  if (plan.peak_prefill + kept > plan.available) {
-    refuse(request, plan, "too little memory would be left to the rest of the machine",
-           plan.peak_prefill + kept - plan.available);
+  if (too_few) {
+    outcome.refusal = too_few_slots(request, plan);
+  } else if (plan.peak_prefill > plan.budget) {
+    outcome.refusal =
+        too_large(request, plan,
+                  request.arena_slots
+                      ? fmt::format("{} slots and the rest exceed the budget", plan.slots())
+                      : fmt::format("the smallest arena, {} slots, and the rest exceed the budget",
+                                    plan.slots()),
+                  plan.peak_prefill - plan.budget);
+  } else if (plan.peak_prefill + kept > plan.available) {
+    outcome.refusal =
+        too_large(request, plan, "too little memory would be left to the rest of the machine",
+                  plan.peak_prefill + kept - plan.available);
+  } else {
+    outcome.refusal = check_cycle(request, plan);
   }
-  warn_about(request, plan);
-  return plan;
+  return outcome;
+}
+
+Plan make_plan(const PlanRequest& request) {
+  PlanOutcome outcome = try_plan(request);
+  if (!outcome.fits()) refuse(outcome);
+  return std::move(outcome.plan);
+}
+
+void refuse(const PlanOutcome& outcome) {
+  const Plan& plan = outcome.plan;
+  fail(ErrorKind::Plan, "the model does not fit: {}\n{}{}", outcome.refusal->why, format_plan(plan),
+       format_refusal(*outcome.refusal));
+}
+
+uint64_t memory_for_slots(const PlanRequest& request, uint64_t slots) {
+  ArenaShape shape = request.shape;
+  share_slots(shape, std::max(slots, hard_floor(shape, request.depth)), request.depth,
+              request.transit);
+  const uint64_t sum = sum_of(request.terms) + shape.arena_bytes();
+  // The inverse of arena_room(), whose share is rounded down.
+  return std::max(sum + kLeastChosenSlack, (sum + 49) / 50 * 51);
 }
 
 std::string format_plan(const Plan& plan) {
-  std::string text = table(plan);
-  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", "peak, decode", plan.peak_decode,
-                      mib(plan.peak_decode));
-  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", "peak, prompt", plan.peak_prefill,
-                      mib(plan.peak_prefill));
-  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", "budget", plan.budget, mib(plan.budget));
-  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB, {}\n", "available", plan.available,
-                      mib(plan.available), plan.available_source);
-  text += fmt::format("  {:<16}{:>16} B {:>12.1f} MiB\n", "fuse", plan.fuse, mib(plan.fuse));
+  std::string text;
+  for (const auto& [name, bytes] : plan.rows()) text += row(name, bytes) + '\n';
+  text += row("peak, decode", plan.peak_decode) + '\n';
+  text += row("peak, prompt", plan.peak_prefill) + '\n';
+  text += fmt::format("{} ({})\n", row("budget", plan.budget),
+                      plan.memory_chosen ? "--memory" : "available - fuse - margin");
+  text += fmt::format("{}, {}\n", row("available", plan.available), plan.available_source);
+  text += row("fuse", plan.fuse) + " left to the rest of the machine\n";
   for (const SlotClass& c : plan.shape.classes) {
     text += fmt::format("  slots: {} of {} B for {} experts\n", c.slots, c.slot_bytes, c.n_experts);
   }
@@ -235,6 +254,16 @@ std::string format_plan(const Plan& plan) {
       plan.cycle == 0 ? 0.0 : static_cast<double>(plan.slots()) / static_cast<double>(plan.cycle),
       plan.cycle, plan.shape.transit);
   for (const std::string& warning : plan.warnings) text += fmt::format("  warning: {}\n", warning);
+  return text;
+}
+
+std::string format_refusal(const PlanRefusal& refusal) {
+  std::string text;
+  if (refusal.shortfall != 0) text += row("short by", refusal.shortfall) + '\n';
+  text += "Any of these helps:";
+  for (size_t i = 0; i < refusal.remedies.size(); ++i) {
+    text += fmt::format("\n  {}. {}", i + 1, refusal.remedies[i]);
+  }
   return text;
 }
 

@@ -54,8 +54,9 @@ struct Plan {
   uint64_t budget = 0;     // --memory, or available - fuse - margin
   uint64_t available = 0;  // as if nothing of the plan were allocated yet
   std::string available_source;
-  uint64_t fuse = 0;    // left to the rest of the machine
-  uint64_t margin = 0;  // kept between predicted minimum availability and the fuse
+  bool memory_chosen = false;  // the budget is --memory
+  uint64_t fuse = 0;           // left to the rest of the machine
+  uint64_t margin = 0;         // kept between predicted minimum availability and the fuse
   uint64_t peak_decode = 0;
   uint64_t peak_prefill = 0;
   std::vector<std::string> warnings;
@@ -65,12 +66,34 @@ struct Plan {
   std::vector<std::pair<const char*, uint64_t>> rows() const;
 };
 
+// Why a plan is refused.
+struct PlanRefusal {
+  std::string why;         // one sentence without a full stop
+  uint64_t shortfall = 0;  // bytes; 0 where memory is not what lacks
+  // What would help, each with the flag to type and whether it is enough on its own.
+  std::vector<std::string> remedies;
+};
+
+// The plan for a request: when it is refused, the one that would have been the least, to be shown.
+struct PlanOutcome {
+  Plan plan;
+  std::optional<PlanRefusal> refusal;
+  bool fits() const noexcept { return !refusal.has_value(); }
+};
+PlanOutcome try_plan(const PlanRequest& request);
+
 // Throws Error(Plan) with every term, the available memory and its source, the fuse, the shortfall
-// and three remedies when the plan does not fit; Error(Usage) for a slot count under the hard
-// floor.
+// and the remedies when the plan is refused.
 Plan make_plan(const PlanRequest& request);
+[[noreturn]] void refuse(const PlanOutcome& outcome);  // the same for a refused outcome
+
+// What --memory must be to hold so many slots (with experts of several sizes: about so many), or
+// all experts where there are fewer.
+uint64_t memory_for_slots(const PlanRequest& request, uint64_t slots);
 
 // The plan as a table for people: bytes and MiB per term, slots, n_slots / C, peaks, budget.
 std::string format_plan(const Plan& plan);
+// Shortfall and remedies, as they stand in the error.
+std::string format_refusal(const PlanRefusal& refusal);
 
 }  // namespace penstock::experts

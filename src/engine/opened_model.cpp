@@ -1,0 +1,117 @@
+#include "engine/opened_model.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace penstock::engine {
+namespace {
+
+constexpr std::array kPromptChunks = {512, 256, 128, 64, 32};
+constexpr int64_t kDefaultContext = 4096;
+// Workers use a few KiB of stack; what the kernel keeps for each is its guard and first pages.
+constexpr uint64_t kStackBytes = 64 * 1024;
+
+void decide_defaults(RuntimeOptions& options, const models::Info& info) {
+  if (options.n_ctx == 0) {
+    const int64_t trained = info.n_context_trained;
+    options.n_ctx = trained > 0 ? std::min(trained, kDefaultContext) : kDefaultContext;
+  }
+  if (!options.kv) {
+    options.kv =
+        options.precision == quant::Precision::Exact ? models::KvType::F32 : models::KvType::F16;
+  }
+  if (options.threads == 0) {
+    options.threads = std::max(1, static_cast<int>(cpu_facts().performance.size()));
+  }
+}
+
+experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
+                                 const MemoryFacts& machine, uint64_t taken) {
+  const RuntimeOptions& options = opened.options;
+  const models::StateOptions state{.n_ctx = options.n_ctx, .kv = *options.kv};
+  const models::MemoryNeeds needs = opened.model->needs(state, prompt_chunk, options.threads);
+  experts::PlanRequest request;
+  request.terms.dense = needs.dense;
+  request.terms.kv = needs.kv;
+  request.terms.state = needs.state;
+  request.terms.scratch_decode = needs.scratch_decode;
+  request.terms.scratch_prompt = needs.scratch_prompt;
+  request.terms.logits = needs.logits;
+  request.terms.io = experts::stream_io_bytes(opened.source.geometry, options.stream);
+  request.terms.threads = static_cast<uint64_t>(options.threads - 1) * kStackBytes;
+  if (const auto table = opened.row_table()) {
+    request.terms.ple = experts::RowStore::memory_bytes(*table, opened.row_store_options());
+  }
+  request.shape = experts::arena_shape(opened.source.geometry, opened.source.files->alignment());
+  request.terms.tables = experts::stream_table_bytes(opened.source.geometry, request.shape);
+  request.terms.tables += options.caller_bytes;
+  request.machine = machine;
+  request.taken = taken;
+  request.memory = options.memory;
+  request.arena_slots = options.arena_slots;
+  request.depth = options.stream.depth;
+  request.transit = static_cast<uint64_t>(options.stream.transit_slots());
+  request.evict = options.stream.evict;
+  request.ctx = static_cast<int>(options.n_ctx);
+  request.kv_per_position = needs.kv / static_cast<uint64_t>(options.n_ctx);
+  request.prompt_chunk = prompt_chunk;
+  request.scratch_per_token = needs.scratch_prompt / static_cast<uint64_t>(prompt_chunk);
+  return request;
+}
+
+}  // namespace
+
+std::optional<experts::RowTable> OpenedModel::row_table() const {
+  const models::TableGeometry* table = model->table();
+  if (table == nullptr) return std::nullopt;
+  return experts::RowTable{
+      .file = 0, .offset = table->offset, .row_bytes = table->row_bytes, .n_rows = table->n_rows};
+}
+
+experts::RowStoreOptions OpenedModel::row_store_options() const {
+  experts::RowStoreOptions rows;
+  rows.io = options.stream.io;
+  rows.decorate = options.stream.decorate;
+  return rows;
+}
+
+MemoryPlan OpenedModel::plan(const MemoryFacts& machine, uint64_t taken) const {
+  const auto with = [&](int chunk) {
+    MemoryPlan plan;
+    plan.request = request_for(*this, chunk, machine, taken);
+    plan.outcome = experts::try_plan(plan.request);
+    plan.prompt_chunk = chunk;
+    return plan;
+  };
+  if (options.prompt_chunk != 0) return with(options.prompt_chunk);
+  MemoryPlan plan;
+  for (const int chunk : kPromptChunks) {
+    plan = with(chunk);
+    if (plan.outcome.fits()) break;
+  }
+  return plan;
+}
+
+OpenedModel open_model(const RuntimeOptions& options) {
+  OpenedModel opened;
+  opened.options = options;
+  // Experts that the file lacks may be in a pack; open_expert_source() decides.
+  const auto file = std::make_shared<gguf::Model>(
+      gguf::Model::open(options.model_path, {.allow_missing_experts = true}));
+  opened.file = file;
+  if (!options.ple_path.empty()) {
+    opened.table_file = std::make_shared<const gguf::Model>(gguf::Model::open(options.ple_path));
+  }
+  opened.model = models::open({.trunk = file, .draft = nullptr, .table = opened.table_file},
+                              {.precision = options.precision});
+  decide_defaults(opened.options, opened.model->info());
+  opened.source =
+      experts::open_expert_source(*file, opened.model->experts(), opened.options.stream);
+  if (opened.source.pack && opened.source.pack->overridden.empty()) {
+    file->adopt_model_id(opened.source.pack->model_id);
+  }
+  return opened;
+}
+
+}  // namespace penstock::engine

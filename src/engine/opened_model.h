@@ -1,0 +1,60 @@
+// A model whose headers were read: what it is, where its experts lie, and what memory it would
+// take. Nothing large is read or allocated; Runtime goes on from here, `penstock plan` stops here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/machine.h"
+#include "experts/expert_source.h"
+#include "experts/options.h"
+#include "experts/plan.h"
+#include "experts/row_store.h"
+#include "models/model.h"
+
+namespace penstock::engine {
+
+struct RuntimeOptions {
+  std::string model_path;
+  std::string ple_path;  // a separate file with the n-gram table; empty: in the model file
+  quant::Precision precision = quant::Precision::Fast;
+  int threads = 0;       // 0: one per physical performance core
+  int64_t n_ctx = 0;     // 0: 4096, or what the model was trained for if that is less
+  int prompt_chunk = 0;  // 0: the largest of 512, 256, 128, 64, 32 with which the plan fits
+  std::optional<models::KvType> kv;  // default: f16, or f32 with Precision::Exact
+  models::DenseMode dense = models::DenseMode::Copy;
+  std::optional<uint64_t> memory;       // bytes; default: what is available
+  std::optional<uint64_t> arena_slots;  // instead of what the memory allows
+  uint64_t caller_bytes = 0;            // what the caller needs beside the model, for the plan
+  experts::StreamOptions stream{.read_ahead = experts::ReadAhead::Auto};
+};
+
+struct MemoryPlan {
+  experts::PlanRequest request;
+  experts::PlanOutcome outcome;
+  int prompt_chunk = 0;  // the one in force: as asked for, or the largest that fits
+};
+
+struct OpenedModel {
+  RuntimeOptions options;  // context, KV type and threads decided; the prompt chunk as asked for
+  std::shared_ptr<const gguf::Model> file;
+  std::shared_ptr<const gguf::Model> table_file;  // null: no separate n-gram table
+  std::unique_ptr<models::Model> model;
+  experts::ExpertSource source;
+
+  // The n-gram table as the row store wants it; none where the model has no such table.
+  std::optional<experts::RowTable> row_table() const;
+  experts::RowStoreOptions row_store_options() const;
+
+  // The plan on a machine with these facts, of which `taken` bytes are this model's already. Tries
+  // smaller prompt chunks while none was asked for; a refusal is that of the last one tried.
+  MemoryPlan plan(const MemoryFacts& machine, uint64_t taken) const;
+};
+
+// Throws Error(Io, Format, Unsupported, Usage) as gguf::Model, models::open and
+// experts::open_expert_source do.
+OpenedModel open_model(const RuntimeOptions& options);
+
+}  // namespace penstock::engine
