@@ -100,7 +100,9 @@ struct Counters {
   uint64_t io_latency_ns = 0;  // sum over reads: qd_avg = io_latency_ns / io_busy_ns
   uint64_t read_errors_retried = 0;
   uint64_t evict_total = 0;
-  uint64_t evict_hot = 0;
+  uint64_t evict_hot = 0;     // hot experts among them
+  uint64_t hot = 0;           // experts that are protected as hot
+  uint64_t hot_resident = 0;  // of these, in memory
   uint64_t prompt_experts_touched = 0;
   uint64_t prompt_arena_used = 0;
   uint64_t prompt_stall_ns = 0;

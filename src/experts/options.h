@@ -1,4 +1,5 @@
-// What a user may choose about the stream of experts. None of it changes the logits.
+// What a user may choose about the stream of experts. None of it changes the logits but cache-aware
+// routing, which is off unless asked for.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +19,52 @@ enum class IoMode { Auto, Uring, Pread, Buffered };
 IoMode parse_io_mode(std::string_view text);  // throws Error(Usage)
 const char* io_mode_name(IoMode mode) noexcept;
 
-// `--evict`
-enum class Evict { Lfu, Lru };
+// `--evict`: who makes room. Lfu: the fewest uses, halved every half_life tokens; Lru: the longest
+// unused; Profile: lfu that starts from a profile's counts; Cycle: the longest unused among the
+// layers that the token has gone by (residency.h, spec/streaming.md §D.3).
+enum class Evict { Lfu, Lru, Profile, Cycle };
 Evict parse_evict(std::string_view text);  // throws Error(Usage)
 const char* evict_name(Evict evict) noexcept;
+
+// `--fill`: whether the experts that a profile counts most are read before they are asked for.
+// Warm: before the first prompt. Lazy: in decode, whenever nothing more urgent is to be read.
+enum class Fill { None, Lazy, Warm };
+Fill parse_fill(std::string_view text);  // throws Error(Usage)
+const char* fill_name(Fill fill) noexcept;
 
 // `--read-ahead`: experts of the next layers read before their routers have spoken. Auto: on while
 // it is found to help (read_ahead.h). Probe: predictions are made and compared, nothing is read.
 enum class ReadAhead { Auto, On, Off, Probe };
 ReadAhead parse_read_ahead(std::string_view text);  // throws Error(Usage)
 const char* read_ahead_name(ReadAhead mode) noexcept;
+
+// `--moce`: cache-aware routing (moce.h), the one option here that changes logits.
+enum class Moce { Off, Bonus, Prior, MaxRank, CumProb };
+Moce parse_moce(std::string_view text);  // throws Error(Usage)
+const char* moce_name(Moce moce) noexcept;
+
+// `--moce-residency`. Live: what is in memory when a layer is routed, which depends on the disk's
+// timing. Epoch: what was there when the token began, so that output depends on settings alone.
+enum class MoceResidency { Live, Epoch };
+MoceResidency parse_moce_residency(std::string_view text);  // throws Error(Usage)
+const char* moce_residency_name(MoceResidency residency) noexcept;
+
+struct MoceOptions {
+  Moce mode = Moce::Off;
+  float bonus = 0.85f;  // Bonus: added to the logits of resident experts
+  float lambda = 0.1f;  // Prior: the same as a share of the layer's mean logit range, 0 to 1
+  int protect = 3;      // ranks that are selected whether resident or not
+  int window = 20;      // MaxRank: resident experts of a lower exact rank go first
+  float mass = 0.9f;    // CumProb: the window is as wide as this much probability
+  MoceResidency residency = MoceResidency::Live;
+  // Above 0: when more than this share of the selected probability was lost, on average over 256
+  // tokens, bonus and lambda are halved.
+  float guard = 0.0f;
+
+  bool on() const noexcept { return mode != Moce::Off; }
+  bool epoch() const noexcept { return on() && residency == MoceResidency::Epoch; }
+};
+void check_moce(const MoceOptions& options);  // throws Error(Usage) for values out of range
 
 // `--pack`: where the experts are read from.
 struct PackChoice {
@@ -44,13 +81,18 @@ struct PackChoice {
 uint64_t parse_verify(std::string_view text);  // throws Error(Usage)
 std::string verify_name(uint64_t every);
 
+inline constexpr double kDefaultHotShare = 1.0;
+
 struct StreamOptions {
   IoMode io = IoMode::Auto;
   int depth =
       8;  // experts being read at once for a prompt, twice those read ahead; demand has no limit
   Evict evict = Evict::Lfu;
   ReadAhead read_ahead = ReadAhead::Off;  // it needs a model that predicts
-  int half_life = 32;                     // decode tokens after which all use counts are halved
+  Fill fill = Fill::Warm;                 // as far as there is a profile
+  double hot_share = kDefaultHotShare;    // of the slots, the most that are protected as hot
+  MoceOptions moce = {};
+  int half_life = 32;            // decode tokens after which all use counts are halved
   bool register_buffers = true;  // io_uring: reads into registered arena memory when allowed
   double huge_seconds = 10.0;    // time limit for faulting the arena in on huge pages; 0: none
   PackChoice pack = {};

@@ -11,6 +11,7 @@
 #include "experts/geometry.h"
 #include "experts/options.h"
 #include "experts/shape.h"
+#include "experts/slot_heap.h"
 
 namespace penstock::experts {
 
@@ -68,13 +69,38 @@ class Residency {
   uint64_t wasted_spec() const noexcept { return wasted_spec_; }
 
   // One decode use of an expert, resident or not. Its slot, if READY, must be pinned.
-  void count_use(int layer, int expert) noexcept { frequency_[key(layer, expert)] += 1.0f; }
+  void count_use(int layer, int expert) noexcept;
   float frequency(int layer, int expert) const noexcept { return frequency_[key(layer, expert)]; }
   void halve_frequencies();
+
+  // What a profile knows: by layer and expert, in the order of the geometry, each expert's share of
+  // all uses. The hot set and the policy `profile` look at it.
+  void set_prior(std::span<const float> shares);
+  // So many tokens were decoded. The policy `profile` trusts the prior less and less: the weight of
+  // what was counted here rises from 0.2 to 1 within 256 tokens.
+  void age(int tokens);
+  // The layer that the token has come to, for the policy `cycle`.
+  void set_position(int layer) noexcept { position_ = layer; }
+
+  // The hot set (spec/streaming.md §D.4): of the resident experts the `share` of each class's slots
+  // that are most used, by equal parts of prior and aged counts, but never so many that less than
+  // one whole layer and 32 slots stay cold. Reads ahead do not evict hot experts, demand does when
+  // nothing cold is left.
+  void choose_hot(double share);
+  bool is_hot(int layer, int expert) const noexcept { return hot_[key(layer, expert)] != 0; }
+  // The most of `n_slots` slots of a class that can be hot, if its largest layer has `n_expert`.
+  static uint64_t hot_cap(uint64_t n_slots, uint64_t n_expert) noexcept;
+  uint64_t n_hot() const noexcept { return n_hot_; }
+  uint64_t n_hot_resident() const noexcept;
+
+  // Residency by epochs (§F.5): what was resident when the epoch began and has stayed so.
+  std::span<const uint64_t> epoch_bits(int layer) const noexcept;
+  void begin_epoch() noexcept { epoch_ = ready_; }
 
   // The slot that the next eviction of this class would take, or kNoSlot.
   int32_t victim(uint32_t slot_class) const noexcept;
   uint64_t evictions() const noexcept { return evictions_; }
+  uint64_t evictions_hot() const noexcept { return evictions_hot_; }
 
   static uint64_t memory_bytes(const Geometry& geometry, const ArenaShape& shape) noexcept;
 
@@ -83,15 +109,17 @@ class Residency {
     return layer_base_[static_cast<size_t>(layer)] + static_cast<size_t>(expert);
   }
   bool before(int32_t a, int32_t b) const noexcept;  // a is evicted before b
-  void heap_insert(uint32_t c, int32_t id);
-  void heap_remove(uint32_t c, int32_t id);
-  void sift_up(std::vector<int32_t>& heap, size_t at) noexcept;
-  void sift_down(std::vector<int32_t>& heap, size_t at) noexcept;
+  float score(const Slot& slot) const noexcept;
+  size_t heap_of(int32_t id) const noexcept;
+  int32_t victim_in(uint32_t c, bool hot) const noexcept;
+  void heap_insert(int32_t id);
+  void heap_remove(int32_t id);
+  void reorder_heaps();
   void set_ready(const Slot& slot, bool ready) noexcept;
   void start(int32_t id, int layer, int expert, ReadReason reason);
   int32_t acquire_from(uint32_t c, int32_t victim, int layer, int expert, ReadReason reason);
   int32_t victim_ahead(uint32_t c, uint64_t step_began, uint64_t used_since) const noexcept;
-  void evict(uint32_t c, int32_t id);
+  void evict(int32_t id);
   void waste(Slot& slot) noexcept;
   uint32_t class_of(int32_t id) const noexcept;
 
@@ -105,13 +133,25 @@ class Residency {
   std::vector<int32_t> map_;        // by key
   std::vector<float> frequency_;    // by key; survives eviction
   std::vector<uint64_t> ready_;
-  std::vector<std::vector<int32_t>> empty_;    // by class; the last entry is the transit slots
-  std::vector<std::vector<int32_t>> victims_;  // by class: heap of the READY, unpinned slots
-  std::vector<uint32_t> heap_at_;              // by slot: position in its heap
+  std::vector<uint64_t> epoch_;
+  std::vector<float> prior_;                 // by key; empty without a profile
+  std::vector<uint8_t> hot_;                 // by key
+  std::vector<std::vector<int32_t>> empty_;  // by class; the last entry is the transit slots
+  // The READY, unpinned slots: those of cold experts, then those of hot ones, each by class, or by
+  // layer under `cycle`.
+  std::vector<SlotHeap> victims_;
+  std::vector<uint32_t> heap_at_;  // by slot: position in its heap
   std::vector<int32_t> failed_;
   std::vector<float> scores_;  // for the median
   float median_ = 0;
+  float total_ = 0;         // of frequency_
+  float prior_weight_ = 0;  // what a prior of 1 is worth in uses, under `profile`
+  float counted_weight_ = 1;
+  int tokens_ = 0;
+  int position_ = 0;
+  uint64_t n_hot_ = 0;
   uint64_t evictions_ = 0;
+  uint64_t evictions_hot_ = 0;
   uint64_t unused_spec_ = 0;
   uint64_t wasted_spec_ = 0;
 };

@@ -6,12 +6,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "experts/arena.h"
+#include "experts/expert_stream.h"
 #include "experts/pack_format.h"
-#include "experts/read_ahead.h"
-#include "experts/read_queue.h"
-#include "experts/record.h"
-#include "experts/residency.h"
 #include "experts/route.h"
 #include "experts/stream_setup.h"
 
@@ -35,161 +31,7 @@ int32_t tag_slot(uint64_t tag) noexcept {
   return static_cast<int32_t>(tag & ((uint64_t{1} << kSlotBits) - 1));
 }
 
-class ExpertStream final : public Stream {
- public:
-  ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles> files, const ArenaShape& shape,
-               const StreamOptions& options);
-  ~ExpertStream() override = default;  // the queue waits for its reads before the arena goes
-
-  Routing begin(int index, const float* logits, int rows, const RouteRule& rule,
-                Phase phase) override;
-  int look_ahead() const override;
-  void predict(int index, const float* logits, int rows) override;
-  std::span<const ReadyExpert> next() override;
-  void end() override;
-  void end_step(int rows) override;
-
-  const Geometry& geometry() const override { return geometry_; }
-  const Counters& counters() const override { return counters_; }
-  std::span<const uint64_t> layer_stall_ns() const override { return layer_stall_ns_; }
-  const AheadMeter* ahead() const override {
-    return options_.read_ahead == ReadAhead::Off ? nullptr : &meter_;
-  }
-  const AheadGovernor* governor() const override {
-    return options_.read_ahead == ReadAhead::Auto ? &governor_ : nullptr;
-  }
-  const IoReport& io() const override { return io_; }
-  const ArenaShape& shape() const override { return shape_; }
-  uint64_t arena_huge_bytes() const override { return arena_.huge(); }
-  void set_trace(Trace trace) override { trace_ = std::move(trace); }
-
- private:
-  // An expert of the current layer whose slot is READY and pinned.
-  struct Held {
-    int32_t expert;
-    int32_t slot;
-    uint32_t gen;
-    bool admitted;  // came from a read of this layer
-  };
-  struct Failure {
-    int layer = -1;
-    int expert = 0;
-    uint32_t shard = 0;
-    uint64_t offset = 0;
-    int error = 0;
-  };
-  // A decode step in progress; joins the counters when it is complete.
-  struct Step {
-    UseCounts uses;
-    uint64_t expected = 0;      // rows * n_used, summed over the layers begun
-    uint64_t experts_read = 0;  // for demand
-    int rows = 0;               // the most of any layer
-    bool first_layer_begun = false;
-    int64_t began_ns = 0;
-  };
-
-  void register_arena();
-  void fill_alias();
-  void open_layer(int index, int rows, const RouteRule& rule, Phase phase);
-  void route(const float* logits, int rows, const RouteRule& rule, Phase phase);
-  void classify_decode(int rows, int n_used);
-  void collect_prompt(int rows, int n_used);
-  void start_reads();
-  void read_expert(int32_t slot);
-  void handle(std::span<const ReadDone> done);
-  void wait_for_arrival();
-  void release_batch();
-  void deliver(std::vector<Held>& from, size_t limit);
-  void raise_failure();
-  bool record_is_sound(const Slot& slot, int32_t id);
-  void copy_io_counters();
-  // Read-ahead.
-  int last_layer() const noexcept { return static_cast<int>(geometry_.layers.size()) - 1; }
-  bool reads_ahead() const noexcept;
-  void read_guesses();
-  void drop_guesses(int first, int last);  // for these layers
-  void keep_ahead(int32_t slot);
-  void release_ahead(int upto);
-  void settle_ahead();
-  void count_spec_use(int32_t slot);
-  void measure_ahead(int n_used);
-  void guess_first_layer();
-  void end_ahead_step(int rows);
-  void hold(int expert, int32_t slot, bool admitted);
-  // An aliased expert is represented by one of those that were filled in.
-  int represent(int expert) const noexcept {
-    return alias_.empty() ? expert : expert % alias_[static_cast<size_t>(layer_)];
-  }
-  bool in_snapshot(int expert) const noexcept {
-    return (snapshot_[static_cast<size_t>(expert) / 64] >> (expert % 64) & 1) != 0;
-  }
-
-  Geometry geometry_;
-  std::shared_ptr<const StreamFiles> files_;
-  ArenaShape shape_;
-  StreamOptions options_;
-  IoReport io_;
-  std::vector<RecordLayout> layouts_;
-  Arena arena_;
-  Residency residency_;
-  std::vector<uint8_t> parts_left_;  // by slot: reads still out
-  std::vector<Failure> slot_failure_;
-  std::vector<uint8_t> awaited_;  // by slot: the current layer waits for its reads
-  std::vector<int32_t> alias_;    // by layer: experts filled in; empty without --alias-experts
-  ReadQueue queue_;
-
-  // The current layer.
-  bool open_ = false;
-  int layer_ = 0;
-  Phase phase_ = Phase::Decode;
-  uint64_t clock_ = 0;  // counts begin() calls: the time of last_use
-  std::vector<uint64_t> snapshot_;
-  std::vector<float> probabilities_;
-  std::vector<int32_t> ids_;
-  std::vector<float> weights_;
-  std::vector<uint64_t> seen_;    // by expert: the clock when it was last selected
-  std::vector<int32_t> pending_;  // experts without a slot yet, in file order
-  size_t pending_head_ = 0;
-  int reading_ = 0;             // experts that the current layer waits for
-  std::vector<Held> resident_;  // not yet delivered
-  std::vector<Held> arrived_;   // not yet delivered
-  std::vector<Held> lent_;      // what the current batch points to
-  std::vector<ReadyExpert> batch_;
-
-  Failure failure_;  // of an expert that the current layer waits for
-
-  // Read-ahead. A guess becomes a read when nothing more urgent is queued; what has been read for a
-  // layer that is still to come is pinned until that layer's router has spoken.
-  struct Guess {
-    int32_t layer;
-    int32_t expert;
-  };
-  struct Kept {
-    int32_t slot;
-    int32_t layer;
-  };
-  std::vector<Guess> guesses_;
-  std::vector<Kept> kept_;
-  std::vector<uint64_t> read_for_step_;  // by slot: the step in which it was read ahead
-  std::vector<int32_t> row_ranked_, ranked_;
-  std::vector<uint8_t> missing_;  // by rank of a step's only row
-  int speculating_ = 0;           // experts being read that nobody waits for
-  uint64_t step_clock_ = 0;       // clock_ when this step began, and the one before
-  uint64_t last_step_clock_ = 0;
-  AheadMeter meter_;
-  AheadGovernor governor_;
-  bool disk_idle_ = false;  // reads kept the disk busy for less than 60 % of the last 32 tokens
-  int idle_rows_ = 0;
-  uint64_t idle_wall_ns_ = 0;
-  uint64_t idle_busy_ns_ = 0;
-
-  Step step_;
-  int since_halving_ = 0;
-  uint64_t since_verified_ = 0;  // records read
-  Counters counters_;
-  std::vector<uint64_t> layer_stall_ns_;
-  Trace trace_;
-};
+}  // namespace
 
 ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
                            const ArenaShape& shape, const StreamOptions& options)
@@ -226,6 +68,9 @@ ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles>
   row_ranked_.reserve(most_used(geometry_) + 2);
   if (options.register_buffers) register_arena();
   if (options.alias) fill_alias();
+  if (options.moce.on() && !options.alias && !shape.holds_all()) {
+    router_.emplace(options.moce, geometry_);
+  }
 }
 
 void ExpertStream::register_arena() {
@@ -277,7 +122,7 @@ Routing ExpertStream::begin(int index, const float* logits, int rows, const Rout
   route(logits, rows, rule, phase);
   const auto n = static_cast<size_t>(rows) * static_cast<size_t>(rule.n_used);
   if (phase == Phase::Decode) {
-    classify_decode(rows, rule.n_used);
+    classify_decode(logits, rows, rule.n_used);
   } else {
     collect_prompt(rows, rule.n_used);
   }
@@ -296,11 +141,8 @@ void ExpertStream::open_layer(int index, int rows, const RouteRule& rule, Phase 
     // A step that meets the first layer again was abandoned half-way (an error, a cancelled
     // request) and is not counted. Later layers may recur: a draft block runs once per draft.
     if (index == 0 && step_.first_layer_begun) step_ = {};
-    if (index == 0) {
-      step_.first_layer_begun = true;
-      step_.began_ns = now_ns();
-      last_step_clock_ = std::exchange(step_clock_, clock_ + 1);
-    }
+    if (index == 0) begin_token();
+    residency_.set_position(index);
     step_.rows = std::max(step_.rows, rows);
     step_.expected += static_cast<uint64_t>(rows) * static_cast<uint64_t>(rule.n_used);
   }
@@ -314,6 +156,15 @@ void ExpertStream::open_layer(int index, int rows, const RouteRule& rule, Phase 
   std::copy(ready.begin(), ready.end(), snapshot_.begin());
 }
 
+void ExpertStream::begin_token() {
+  step_.first_layer_begun = true;
+  step_.began_ns = now_ns();
+  last_step_clock_ = std::exchange(step_clock_, clock_ + 1);
+  if (!options_.moce.epoch()) return;
+  while (queue_.outstanding() > 0) handle(queue_.wait());
+  residency_.begin_epoch();
+}
+
 void ExpertStream::route(const float* logits, int rows, const RouteRule& rule, Phase phase) {
   const auto n_used = static_cast<size_t>(rule.n_used);
   const auto n_expert = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
@@ -322,10 +173,17 @@ void ExpertStream::route(const float* logits, int rows, const RouteRule& rule, P
     ids_.resize(n);
     weights_.resize(n);
   }
+  const bool cache_aware = router_ && phase == Phase::Decode && rule.trunk;
+  const std::span<const uint64_t> resident =
+      options_.moce.epoch() ? residency_.epoch_bits(layer_) : snapshot_;
   for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
     int32_t* ids = ids_.data() + row * n_used;
-    if (!route_row({logits + row * n_expert, n_expert}, rule, probabilities_.data(), ids,
-                   weights_.data() + row * n_used)) {
+    const std::span<const float> z{logits + row * n_expert, n_expert};
+    float* weights = weights_.data() + row * n_used;
+    const bool good =
+        cache_aware ? router_->route(layer_, z, resident, rule, probabilities_.data(), ids, weights)
+                    : route_row(z, rule, probabilities_.data(), ids, weights);
+    if (!good) {
       step_ = {};
       fail(ErrorKind::Numeric, "the router of layer {} gave values that are not finite",
            geometry_.layers[static_cast<size_t>(layer_)].layer);
@@ -334,7 +192,7 @@ void ExpertStream::route(const float* logits, int rows, const RouteRule& rule, P
   }
 }
 
-void ExpertStream::classify_decode(int rows, int n_used) {
+void ExpertStream::classify_decode(const float* logits, int rows, int n_used) {
   const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(n_used);
   for (size_t i = 0; i < n; ++i) {
     const int32_t e = ids_[i];
@@ -365,7 +223,7 @@ void ExpertStream::classify_decode(int rows, int n_used) {
     residency_.count_use(layer_, e);
   }
   std::sort(pending_.begin(), pending_.end());
-  if (rows == 1) measure_ahead(n_used);
+  if (rows == 1) measure_ahead(logits, n_used);
   // What was kept for this layer is held now if it was selected; the rest may go.
   drop_guesses(0, layer_);
   release_ahead(layer_);
@@ -463,11 +321,12 @@ void ExpertStream::handle(std::span<const ReadDone> done) {
     --(awaited ? reading_ : speculating_);
     residency_.complete(slot, failure.error == 0);
     if (failure.error != 0) {
-      // A failed guess is no failure: whoever needs the expert reads it again.
+      // What nobody asked for may fail: whoever needs the expert reads it again.
       if (awaited && failure_.error == 0) failure_ = failure;
+      if (state.reason == ReadReason::Fill) ++fills_failed_;
     } else if (awaited) {
       hold(state.expert, slot, true);
-    } else {
+    } else if (state.reason == ReadReason::Spec) {
       keep_ahead(slot);
     }
   }
@@ -608,171 +467,9 @@ void ExpertStream::copy_io_counters() {
   counters_.io_latency_ns = queue_.latency_ns();
   counters_.read_errors_retried = queue_.retried();
   counters_.evict_total = residency_.evictions();
+  counters_.evict_hot = residency_.evictions_hot();
+  counters_.hot = residency_.n_hot();
 }
-
-// ------------------------------------------------------------------------------- read-ahead
-
-bool ExpertStream::reads_ahead() const noexcept {
-  if (!alias_.empty()) return false;
-  if (options_.read_ahead == ReadAhead::Auto) return governor_.active();
-  return options_.read_ahead == ReadAhead::On;
-}
-
-int ExpertStream::look_ahead() const {
-  if (phase_ != Phase::Decode) return 0;
-  if (options_.read_ahead == ReadAhead::Probe) return kMostAhead;
-  if (!reads_ahead()) return 0;
-  return disk_idle_ ? kMostAhead : 1;
-}
-
-void ExpertStream::predict(int index, const float* logits, int rows) {
-  const int distance = index - layer_;
-  if (!open_ || phase_ != Phase::Decode || distance < 1 || distance > kMostAhead ||
-      static_cast<size_t>(index) >= geometry_.layers.size()) {
-    fail(ErrorKind::Internal, "stream: layer {} predicted at layer {}", index, layer_);
-  }
-  const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(index)];
-  const auto n_expert = static_cast<size_t>(layer.n_expert);
-  const int width = ahead_width(distance, layer.n_used);
-  ranked_.clear();
-  for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
-    rank_ahead({logits + row * n_expert, n_expert}, residency_.ready_bits(index), kProtectedRanks,
-               0.0f, std::max(width, layer.n_used), &row_ranked_);
-    if (rows == 1) meter_.predicted(index, distance, row_ranked_, width);
-    row_ranked_.resize(std::min(row_ranked_.size(), static_cast<size_t>(width)));
-    for (const int32_t e : row_ranked_) {
-      if (std::find(ranked_.begin(), ranked_.end(), e) == ranked_.end()) ranked_.push_back(e);
-    }
-  }
-  if (options_.read_ahead == ReadAhead::Probe) return;
-  // The nearer prediction is the better one: it replaces what was guessed from further away.
-  drop_guesses(index, index);
-  int left = ahead_reads(distance);
-  for (const int32_t e : ranked_) {
-    const int32_t slot = residency_.find(index, e);
-    if (slot == kNoSlot) {
-      if (left-- > 0) guesses_.push_back({index, e});
-    } else if (residency_.slot(slot).state == SlotState::Ready) {
-      residency_.pin(slot);
-      kept_.push_back({slot, index});
-    }
-  }
-  read_guesses();
-}
-
-// Demand goes first: guesses are read only while no demand is waiting or being read. A disk serves
-// what it was given side by side, so that even a later guess would slow an earlier demand.
-void ExpertStream::read_guesses() {
-  if (guesses_.empty()) return;
-  const bool demand = reading_ > 0 || pending_head_ < pending_.size();
-  size_t n = 0;
-  while (n < guesses_.size() && !demand && speculating_ < std::max(1, options_.depth / 2)) {
-    const Guess g = guesses_[n++];
-    if (residency_.find(g.layer, g.expert) != kNoSlot) {
-      ++counters_.ahead.cancelled;
-      continue;
-    }
-    const int32_t slot = residency_.acquire_ahead(g.layer, g.expert, step_clock_, last_step_clock_);
-    if (slot == kNoSlot) {  // nothing here is worth less than a guess
-      counters_.ahead.cancelled += guesses_.size() - n + 1;
-      n = guesses_.size();
-      break;
-    }
-    ++counters_.ahead.issued;
-    read_for_step_[static_cast<size_t>(slot)] = counters_.steps;
-    read_expert(slot);
-    queue_.submit();
-  }
-  guesses_.erase(guesses_.begin(), guesses_.begin() + static_cast<std::ptrdiff_t>(n));
-}
-
-void ExpertStream::drop_guesses(int first, int last) {
-  counters_.ahead.cancelled +=
-      std::erase_if(guesses_, [&](const Guess& g) { return g.layer >= first && g.layer <= last; });
-}
-
-// An expert read ahead has arrived; it stays at least until its layer's router has spoken.
-void ExpertStream::keep_ahead(int32_t slot) {
-  residency_.pin(slot);
-  const int32_t layer = residency_.slot(slot).layer;
-  const bool to_come = !step_.first_layer_begun || layer > layer_;
-  if (to_come) {
-    kept_.push_back({slot, layer});
-  } else {
-    residency_.unpin(slot, clock_);
-  }
-}
-
-void ExpertStream::release_ahead(int upto) {
-  size_t n = 0;
-  for (const Kept& kept : kept_) {
-    if (kept.layer > upto) {
-      kept_[n++] = kept;
-    } else {
-      // Not a use, but what came as a guess must not look older than it is.
-      residency_.unpin(kept.slot, residency_.slot(kept.slot).unused_spec ? clock_ : 0);
-    }
-  }
-  kept_.resize(n);
-}
-
-// Before a snapshot: what has arrived joins the map. A prompt waits for what is still being read
-// and starts without guesses.
-void ExpertStream::settle_ahead() {
-  handle(queue_.poll());
-  if (phase_ == Phase::Decode) return;
-  drop_guesses(0, last_layer());
-  while (speculating_ > 0) handle(queue_.wait());
-  release_ahead(last_layer());
-  residency_.recycle_failed();
-}
-
-void ExpertStream::count_spec_use(int32_t slot) {
-  const bool same = read_for_step_[static_cast<size_t>(slot)] == counters_.steps;
-  ++(same ? counters_.ahead.used_same_token : counters_.ahead.used_later);
-}
-
-void ExpertStream::measure_ahead(int n_used) {
-  if (options_.read_ahead == ReadAhead::Off) return;
-  const auto k = static_cast<size_t>(n_used);
-  meter_.routed(layer_, {ids_.data(), k}, {missing_.data(), k});
-  if (options_.read_ahead != ReadAhead::Probe) return;
-  const auto n = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
-  rank_ahead({probabilities_.data(), n}, snapshot_, kProtectedRanks, 0.0f, n_used, &row_ranked_);
-  meter_.fresh({ids_.data(), k}, row_ranked_);
-}
-
-// The first layer has no predecessor: what the last token selected there is likely again
-// (pred=prev).
-void ExpertStream::guess_first_layer() {
-  int left = ahead_reads(1);
-  for (const int32_t e : meter_.previous(0)) {
-    if (residency_.find(0, e) == kNoSlot && left-- > 0) guesses_.push_back({0, e});
-  }
-  read_guesses();
-}
-
-void ExpertStream::end_ahead_step(int rows) {
-  if (!step_.first_layer_begun) return;  // a draft alone
-  const auto wall = static_cast<uint64_t>(now_ns() - step_.began_ns);
-  idle_rows_ += rows;
-  idle_wall_ns_ += wall;
-  if (idle_rows_ >= AheadGovernor::kWindow) {
-    const uint64_t busy = queue_.busy_ns() - std::exchange(idle_busy_ns_, queue_.busy_ns());
-    disk_idle_ = 5 * busy < 3 * idle_wall_ns_;
-    idle_rows_ = 0;
-    idle_wall_ns_ = 0;
-  }
-  governor_.step(rows, wall);
-  step_.first_layer_begun = false;
-  drop_guesses(0, last_layer());
-  if (!reads_ahead()) return;
-  residency_.note_median();
-  guess_first_layer();
-  copy_io_counters();
-}
-
-// ------------------------------------------------------------------------------------------------
 
 void ExpertStream::end_step(int rows) {
   end();
@@ -805,14 +502,25 @@ void ExpertStream::end_step(int rows) {
        since_halving_ -= options_.half_life) {
     residency_.halve_frequencies();
   }
+  residency_.age(rows);
+  if (router_) router_->end_step(rows);
 }
-
-}  // namespace
 
 std::unique_ptr<Stream> make_stream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
                                     const ArenaShape& shape, const StreamOptions& options) {
   check_inputs(geometry, *files, shape);
-  return std::make_unique<ExpertStream>(std::move(geometry), std::move(files), shape, options);
+  StreamOptions used = options;
+  check_moce(used.moce);
+  if (used.moce.epoch()) {
+    // What is read when nobody asked for it depends on the disk's timing.
+    if (used.read_ahead == ReadAhead::On || used.fill == Fill::Lazy) {
+      fail(ErrorKind::Usage,
+           "--moce-residency epoch makes the output independent of timing: it goes with "
+           "--read-ahead off or probe and --fill warm or none only");
+    }
+    if (used.read_ahead == ReadAhead::Auto) used.read_ahead = ReadAhead::Off;
+  }
+  return std::make_unique<ExpertStream>(std::move(geometry), std::move(files), shape, used);
 }
 
 }  // namespace penstock::experts

@@ -19,6 +19,7 @@
 #include "experts/counters.h"
 #include "experts/geometry.h"
 #include "experts/io.h"
+#include "experts/moce.h"
 #include "experts/options.h"
 #include "experts/read_ahead.h"
 #include "experts/shape.h"
@@ -33,12 +34,22 @@ struct RouteRule {
   int n_used = 0;
   bool renormalise = true;
   float scale = 1.0f;
+  bool trunk = true;  // false for a draft block, which is always routed exactly
 };
 
 struct Routing {
   std::span<const int32_t> ids;    // [rows][n_used] in rank order
   std::span<const float> weights;  // [rows][n_used]
 };
+
+// What a warm fill read.
+struct FillReport {
+  uint64_t experts = 0;
+  uint64_t failed = 0;  // could not be read; whoever needs one of them tries again
+  uint64_t bytes = 0;
+  double seconds = 0;
+};
+using FillProgress = std::function<void(uint64_t done, uint64_t total)>;  // experts
 
 struct ReadyExpert {
   int expert = 0;
@@ -75,11 +86,24 @@ class Stream {
   // A decode step of `rows` rows is complete: counters close their identities, frequencies age.
   virtual void end_step(int rows) = 0;
 
+  // What a profile knows: each expert's share of all uses, in the order of the geometry. For the
+  // hot set, the eviction policy and fill().
+  virtual void set_prior(std::span<const float> shares) { static_cast<void>(shares); }
+  // Reads the experts of the largest shares into the empty slots that may be hot, in file order;
+  // with Fill::Lazy the same happens bit by bit in decode instead.
+  virtual FillReport fill(const FillProgress& progress) {
+    static_cast<void>(progress);
+    return {};
+  }
+  // A turn is over: the hot set is chosen anew. Never called within a step.
+  virtual void end_turn() {}
+
   virtual const Geometry& geometry() const = 0;
   virtual const Counters& counters() const = 0;
   virtual std::span<const uint64_t> layer_stall_ns() const = 0;      // decode, by layer index
   virtual const AheadMeter* ahead() const { return nullptr; }        // null: none is kept
   virtual const AheadGovernor* governor() const { return nullptr; }  // of --read-ahead auto
+  virtual const CacheRouter* moce() const { return nullptr; }        // null: routing is exact
   virtual const IoReport& io() const = 0;
   virtual const ArenaShape& shape() const = 0;
   virtual uint64_t arena_huge_bytes() const = 0;  // on huge pages, as measured after faulting in

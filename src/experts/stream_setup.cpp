@@ -111,6 +111,7 @@ uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape) {
   constexpr uint64_t kPerSlot = 48;     // failures, marks of the reads under way
   constexpr uint64_t kPerExpert = 256;  // lists of the current layer, probabilities, marks
   return Residency::memory_bytes(geometry, shape) + n_expert * kPerExpert +
+         CacheRouter::memory_bytes(geometry) +
          AheadMeter::memory_bytes(geometry.layers.size(), most_used(geometry)) +
          geometry.layers.size() * (sizeof(RecordLayout) + sizeof(uint64_t)) +
          (shape.slots() + shape.transit) * kPerSlot + sums;

@@ -136,7 +136,7 @@ TEST(Residency, CountsSurviveEviction) {
 
 // The heap against a scan of all slots, under random work.
 TEST(Residency, TheVictimIsTheOneAScanFinds) {
-  for (const Evict evict : {Evict::Lfu, Evict::Lru}) {
+  for (const Evict evict : {Evict::Lfu, Evict::Lru, Evict::Profile}) {
     Fixture f(evict, 10);
     Residency& r = *f.residency;
     std::mt19937 random(11);
@@ -163,7 +163,7 @@ TEST(Residency, TheVictimIsTheOneAScanFinds) {
       int32_t want = kNoSlot;
       const auto score = [&](int32_t s) {
         const Slot& slot = r.slot(s);
-        return std::make_tuple(evict == Evict::Lfu ? frequency[{slot.layer, slot.expert}] : 0.0f,
+        return std::make_tuple(evict != Evict::Lru ? frequency[{slot.layer, slot.expert}] : 0.0f,
                                slot.last_use, slot.layer, slot.expert);
       };
       for (int32_t s = 0; s < 10; ++s) {
@@ -196,6 +196,120 @@ TEST(Residency, AgeingLetsANewFavouriteWin) {
     r.unpin(fresh, 4);
   }
   EXPECT_EQ(r.victim(0), old);
+}
+
+TEST(Residency, CycleEvictsWhatTheTokenHasGoneBy) {
+  Fixture f(Evict::Cycle, 6);
+  Residency& r = *f.residency;
+  for (int l = 0; l < 3; ++l) {
+    for (int e = 0; e < 2; ++e) f.load(l, e, static_cast<uint64_t>(10 * l + e + 1));
+  }
+  const auto victim = [&](int position) {
+    r.set_position(position);
+    const Slot& s = r.slot(r.victim(0));
+    return std::pair(s.layer, s.expert);
+  };
+  using At = std::pair<int32_t, int32_t>;
+  EXPECT_EQ(victim(2), (At{0, 0}));  // the least recent of all three layers
+  EXPECT_EQ(victim(0), (At{0, 0}));
+  // Layer 0 is in use: what is still ahead, the last layer first.
+  r.pin(r.find(0, 0));
+  r.pin(r.find(0, 1));
+  EXPECT_EQ(victim(0), (At{2, 0}));
+  EXPECT_EQ(victim(1), (At{1, 0}));
+  r.unpin(r.find(0, 0), 99);
+  EXPECT_EQ(victim(0), (At{0, 0}));  // recent, but needed again in the next token only
+  EXPECT_EQ(victim(1), (At{1, 0}));
+}
+
+TEST(Residency, APriorLeadsUntilTheCountsAreTrusted) {
+  Fixture f(Evict::Profile, 2);
+  Residency& r = *f.residency;
+  std::vector<float> shares(24, 0.0f);
+  shares[0] = 0.9f;  // expert 0 of layer 0
+  shares[1] = 0.1f;
+  r.set_prior(shares);
+  const int32_t a = f.load(0, 0, 1);
+  const int32_t b = f.load(0, 1, 2);
+  for (int i = 0; i < 3; ++i) {
+    r.pin(b);
+    r.count_use(0, 1);
+    r.unpin(b, 3);
+  }
+  r.age(1);
+  // Counts 1 and 4, total 5: 0.2 * 1 + 0.8 * 4.5 against 0.2 * 4 + 0.8 * 0.5.
+  EXPECT_EQ(r.victim(0), b);
+  r.age(255);  // now the counts alone
+  EXPECT_EQ(r.victim(0), a);
+}
+
+TEST(Residency, TheHotSetLeavesALayerAndMoreCold) {
+  EXPECT_EQ(Residency::hot_cap(2728, 256), 2440u);  // the reference system's figure
+  EXPECT_EQ(Residency::hot_cap(288, 256), 0u);
+  EXPECT_EQ(Residency::hot_cap(100, 256), 0u);
+}
+
+TEST(Residency, HotExpertsGoLastAndNotForGuesses) {
+  Fixture f(Evict::Lru, 60);
+  f.geometry = geometry_of(10, 8, 2);
+  f.shape = arena_shape(f.geometry, 512);
+  f.shape.classes[0].slots = 60;
+  f.shape.transit = 2;
+  f.residency = std::make_unique<Residency>(f.geometry, f.shape, Evict::Lru);
+  Residency& r = *f.residency;
+  for (int i = 0; i < 60; ++i) f.load(i / 8, i % 8, static_cast<uint64_t>(i + 1));
+  for (int e = 0; e < 8; ++e) {
+    for (int n = 0; n < 5; ++n) r.count_use(0, e);  // the oldest ones are the most used
+  }
+  EXPECT_EQ(r.slot(r.victim(0)).layer, 0);
+  r.choose_hot(1.0);
+  EXPECT_EQ(r.n_hot(), 20u);  // 60 - (8 + 32)
+  EXPECT_EQ(r.n_hot_resident(), 20u);
+  for (int e = 0; e < 8; ++e) EXPECT_TRUE(r.is_hot(0, e));
+  // Reads ahead take the 40 cold ones and no more; demand then takes a hot one.
+  r.note_median();
+  int32_t ahead = 0;
+  int n_ahead = 0;
+  for (int e = 0; e < 8; ++e) {
+    if (r.find(8, e) != kNoSlot) continue;
+    ahead = r.acquire_ahead(8, e, 100, 100);
+    if (ahead == kNoSlot) break;
+    EXPECT_FALSE(r.is_hot(0, r.slot(ahead).expert) && r.slot(ahead).layer == 0);
+    ++n_ahead;
+  }
+  EXPECT_EQ(n_ahead, 8);
+  EXPECT_EQ(r.evictions_hot(), 0u);
+  std::vector<int32_t> pinned;
+  for (int i = 0; i < 60; ++i) {
+    const int32_t id = r.find(i / 8, i % 8);
+    if (id == kNoSlot || r.is_hot(i / 8, i % 8)) continue;
+    r.pin(id);
+    pinned.push_back(id);
+  }
+  EXPECT_EQ(r.acquire_ahead(9, 0, 100, 100), kNoSlot);
+  EXPECT_NE(r.acquire(9, 0, ReadReason::Demand, true), kNoSlot);
+  EXPECT_EQ(r.evictions_hot(), 1u);
+  r.choose_hot(0.0);
+  EXPECT_EQ(r.n_hot(), 0u);
+  for (const int32_t id : pinned) r.unpin(id, 0);
+}
+
+TEST(Residency, AnEpochSeesWhatStayed) {
+  Fixture f(Evict::Lfu, 2);
+  Residency& r = *f.residency;
+  f.load(0, 0, 1);
+  EXPECT_EQ(r.epoch_bits(0)[0], 0u);
+  r.begin_epoch();
+  EXPECT_EQ(r.epoch_bits(0)[0], 1u);
+  f.load(0, 1, 2);  // read during the epoch
+  EXPECT_EQ(r.epoch_bits(0)[0], 1u);
+  f.load(1, 5, 3);  // takes the slot of (0, 0)
+  EXPECT_EQ(r.find(0, 0), kNoSlot);
+  EXPECT_EQ(r.epoch_bits(0)[0], 0u);
+  f.load(0, 0, 4);  // back, but only for the next epoch
+  EXPECT_EQ(r.epoch_bits(0)[0], 0u);
+  r.begin_epoch();
+  EXPECT_TRUE(r.epoch_bits(0)[0] & 1);
 }
 
 }  // namespace

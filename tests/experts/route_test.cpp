@@ -44,7 +44,8 @@ Routed reference(const std::vector<float>& logits, const RouteRule& rule) {
   std::vector<int32_t> order(p.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return p[static_cast<size_t>(a)] > p[static_cast<size_t>(b)];
+    const auto i = static_cast<size_t>(a), j = static_cast<size_t>(b);
+    return p[i] != p[j] ? p[i] > p[j] : logits[i] > logits[j];
   });
   order.resize(static_cast<size_t>(rule.n_used));
   float selected = 0;

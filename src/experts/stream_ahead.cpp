@@ -1,0 +1,262 @@
+// Reads before they are asked for: guesses about the next layers (spec/streaming.md §E) and what a
+// profile counts most (§D.5).
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "experts/expert_stream.h"
+
+namespace penstock::experts {
+
+bool ExpertStream::reads_ahead() const noexcept {
+  if (!alias_.empty()) return false;
+  if (options_.read_ahead == ReadAhead::Auto) return governor_.active();
+  return options_.read_ahead == ReadAhead::On;
+}
+
+int ExpertStream::look_ahead() const {
+  if (phase_ != Phase::Decode) return 0;
+  if (options_.read_ahead == ReadAhead::Probe) return kMostAhead;
+  if (!reads_ahead()) return 0;
+  return disk_idle_ ? kMostAhead : 1;
+}
+
+void ExpertStream::predict(int index, const float* logits, int rows) {
+  const int distance = index - layer_;
+  if (!open_ || phase_ != Phase::Decode || distance < 1 || distance > kMostAhead ||
+      static_cast<size_t>(index) >= geometry_.layers.size()) {
+    fail(ErrorKind::Internal, "stream: layer {} predicted at layer {}", index, layer_);
+  }
+  const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(index)];
+  const auto n_expert = static_cast<size_t>(layer.n_expert);
+  const int width = ahead_width(distance, layer.n_used);
+  ranked_.clear();
+  for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+    rank_ahead({logits + row * n_expert, n_expert}, residency_.ready_bits(index), protected_ranks(),
+               router_ ? router_->bonus(index) : 0.0f, std::max(width, layer.n_used), &row_ranked_);
+    if (rows == 1) meter_.predicted(index, distance, row_ranked_, width);
+    row_ranked_.resize(std::min(row_ranked_.size(), static_cast<size_t>(width)));
+    for (const int32_t e : row_ranked_) {
+      if (std::find(ranked_.begin(), ranked_.end(), e) == ranked_.end()) ranked_.push_back(e);
+    }
+  }
+  if (options_.read_ahead == ReadAhead::Probe) return;
+  // The nearer prediction is the better one: it replaces what was guessed from further away.
+  drop_guesses(index, index);
+  int left = ahead_reads(distance);
+  for (const int32_t e : ranked_) {
+    const int32_t slot = residency_.find(index, e);
+    if (slot == kNoSlot) {
+      if (left-- > 0) guesses_.push_back({index, e});
+    } else if (residency_.slot(slot).state == SlotState::Ready) {
+      residency_.pin(slot);
+      kept_.push_back({slot, index});
+    }
+  }
+  read_guesses();
+}
+
+// Demand goes first: guesses are read only while no demand is waiting or being read. A disk serves
+// what it was given side by side, so that even a later guess would slow an earlier demand.
+void ExpertStream::read_guesses() {
+  if (guesses_.empty() && fill_head_ == fill_.size()) return;
+  const bool demand = reading_ > 0 || pending_head_ < pending_.size();
+  size_t n = 0;
+  while (n < guesses_.size() && !demand && speculating_ < std::max(1, options_.depth / 2)) {
+    const Guess g = guesses_[n++];
+    if (residency_.find(g.layer, g.expert) != kNoSlot) {
+      ++counters_.ahead.cancelled;
+      continue;
+    }
+    const int32_t slot = residency_.acquire_ahead(g.layer, g.expert, step_clock_, last_step_clock_);
+    if (slot == kNoSlot) {  // nothing here is worth less than a guess
+      counters_.ahead.cancelled += guesses_.size() - n + 1;
+      n = guesses_.size();
+      break;
+    }
+    ++counters_.ahead.issued;
+    read_for_step_[static_cast<size_t>(slot)] = counters_.steps;
+    read_expert(slot);
+    queue_.submit();
+  }
+  guesses_.erase(guesses_.begin(), guesses_.begin() + static_cast<std::ptrdiff_t>(n));
+  if (guesses_.empty() && !demand && phase_ == Phase::Decode) {
+    start_fills(std::max(1, options_.depth / 2));
+  }
+}
+
+void ExpertStream::drop_guesses(int first, int last) {
+  counters_.ahead.cancelled +=
+      std::erase_if(guesses_, [&](const Guess& g) { return g.layer >= first && g.layer <= last; });
+}
+
+// An expert read ahead has arrived; it stays at least until its layer's router has spoken.
+void ExpertStream::keep_ahead(int32_t slot) {
+  residency_.pin(slot);
+  const int32_t layer = residency_.slot(slot).layer;
+  const bool to_come = !step_.first_layer_begun || layer > layer_;
+  if (to_come) {
+    kept_.push_back({slot, layer});
+  } else {
+    residency_.unpin(slot, clock_);
+  }
+}
+
+void ExpertStream::release_ahead(int upto) {
+  size_t n = 0;
+  for (const Kept& kept : kept_) {
+    if (kept.layer > upto) {
+      kept_[n++] = kept;
+    } else {
+      // Not a use, but what came as a guess must not look older than it is.
+      residency_.unpin(kept.slot, residency_.slot(kept.slot).unused_spec ? clock_ : 0);
+    }
+  }
+  kept_.resize(n);
+}
+
+// Before a snapshot: what has arrived joins the map. A prompt waits for what is still being read
+// and starts without guesses.
+void ExpertStream::settle_ahead() {
+  handle(queue_.poll());
+  if (phase_ == Phase::Decode) return;
+  drop_guesses(0, last_layer());
+  while (speculating_ > 0) handle(queue_.wait());
+  release_ahead(last_layer());
+  residency_.recycle_failed();
+}
+
+void ExpertStream::count_spec_use(int32_t slot) {
+  const bool same = read_for_step_[static_cast<size_t>(slot)] == counters_.steps;
+  ++(same ? counters_.ahead.used_same_token : counters_.ahead.used_later);
+}
+
+void ExpertStream::measure_ahead(const float* logits, int n_used) {
+  if (options_.read_ahead == ReadAhead::Off) return;
+  const auto k = static_cast<size_t>(n_used);
+  meter_.routed(layer_, {ids_.data(), k}, {missing_.data(), k});
+  if (options_.read_ahead != ReadAhead::Probe) return;
+  const auto n = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
+  rank_ahead({logits, n}, snapshot_, protected_ranks(), router_ ? router_->bonus(layer_) : 0.0f,
+             n_used, &row_ranked_);
+  meter_.fresh({ids_.data(), k}, row_ranked_);
+}
+
+// The first layer has no predecessor: what the last token selected there is likely again
+// (pred=prev).
+void ExpertStream::guess_first_layer() {
+  int left = ahead_reads(1);
+  for (const int32_t e : meter_.previous(0)) {
+    if (residency_.find(0, e) == kNoSlot && left-- > 0) guesses_.push_back({0, e});
+  }
+  read_guesses();
+}
+
+void ExpertStream::end_ahead_step(int rows) {
+  if (!step_.first_layer_begun) return;  // a draft alone
+  const auto wall = static_cast<uint64_t>(now_ns() - step_.began_ns);
+  idle_rows_ += rows;
+  idle_wall_ns_ += wall;
+  if (idle_rows_ >= AheadGovernor::kWindow) {
+    const uint64_t busy = queue_.busy_ns() - std::exchange(idle_busy_ns_, queue_.busy_ns());
+    disk_idle_ = 5 * busy < 3 * idle_wall_ns_;
+    idle_rows_ = 0;
+    idle_wall_ns_ = 0;
+  }
+  governor_.step(rows, wall);
+  step_.first_layer_begun = false;
+  drop_guesses(0, last_layer());
+  if (!reads_ahead()) return;
+  residency_.note_median();
+  guess_first_layer();
+  copy_io_counters();
+}
+
+// ------------------------------------------------------------------------------- profiles
+
+// The slots that a fill may take: those that can be hot, the others stay free for what is asked
+// for; all where no slot can be hot or every expert has one.
+void ExpertStream::set_prior(std::span<const float> shares) {
+  residency_.set_prior(shares);
+  fill_.clear();
+  fill_head_ = 0;
+  if (options_.fill == Fill::None || options_.alias) return;
+  std::vector<uint64_t> largest_layer(shape_.classes.size(), 0);
+  for (size_t l = 0; l < geometry_.layers.size(); ++l) {
+    uint64_t& most = largest_layer[shape_.class_of[l]];
+    most = std::max(most, static_cast<uint64_t>(geometry_.layers[l].n_expert));
+  }
+  std::vector<uint64_t> room;
+  for (size_t c = 0; c < shape_.classes.size(); ++c) {
+    const uint64_t slots = shape_.classes[c].slots;
+    const uint64_t hot = Residency::hot_cap(slots, largest_layer[c]);
+    room.push_back(hot == 0 || shape_.holds_all() ? slots : hot);
+  }
+  std::vector<std::pair<float, Guess>> ranked;
+  size_t at = 0;
+  for (size_t l = 0; l < geometry_.layers.size(); ++l) {
+    for (int32_t e = 0; e < geometry_.layers[l].n_expert; ++e, ++at) {
+      if (shares[at] > 0) ranked.push_back({shares[at], {static_cast<int32_t>(l), e}});
+    }
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (const auto& [share, guess] : ranked) {
+    uint64_t& left = room[shape_.class_of[static_cast<size_t>(guess.layer)]];
+    if (left == 0) continue;
+    --left;
+    fill_.push_back(guess);
+  }
+  constexpr size_t kBatch = 64;  // the most used come first, but the disk is read forwards
+  for (size_t i = 0; i < fill_.size(); i += kBatch) {
+    const auto begin = fill_.begin() + static_cast<std::ptrdiff_t>(i);
+    const auto n = static_cast<std::ptrdiff_t>(std::min(kBatch, fill_.size() - i));
+    std::sort(begin, begin + n, [&](const Guess& a, const Guess& b) {
+      const auto place = [&](const Guess& g) {
+        const MatrixGeometry& m = geometry_.layers[static_cast<size_t>(g.layer)].gate;
+        return std::pair(m.shard, m.offset + static_cast<uint64_t>(g.expert) * m.stride);
+      };
+      return place(a) < place(b);
+    });
+  }
+}
+
+void ExpertStream::start_fills(int most) {
+  while (fill_head_ < fill_.size() && speculating_ < most) {
+    const Guess g = fill_[fill_head_++];
+    if (residency_.find(g.layer, g.expert) != kNoSlot) continue;
+    const int32_t slot = residency_.acquire(g.layer, g.expert, ReadReason::Fill, false);
+    if (slot != kNoSlot) read_expert(slot);
+  }
+  queue_.submit();
+}
+
+FillReport ExpertStream::fill(const FillProgress& progress) {
+  FillReport report;
+  if (options_.fill != Fill::Warm || fill_.empty()) return report;
+  const int64_t started = now_ns();
+  const uint64_t bytes_before = queue_.counts(ReadReason::Fill).bytes;
+  const uint64_t read_before = counters_.experts_read;
+  while (fill_head_ < fill_.size() || speculating_ > 0) {
+    start_fills(options_.depth);
+    handle(queue_.wait());
+    if (progress) progress(fill_head_ - static_cast<size_t>(speculating_), fill_.size());
+  }
+  residency_.recycle_failed();
+  report.experts = counters_.experts_read - read_before - fills_failed_;
+  report.failed = fills_failed_;
+  report.bytes = queue_.counts(ReadReason::Fill).bytes - bytes_before;
+  report.seconds = seconds_since(started);
+  end_turn();
+  return report;
+}
+
+void ExpertStream::end_turn() {
+  if (open_) end();
+  residency_.choose_hot(options_.hot_share);
+  counters_.hot_resident = residency_.n_hot_resident();
+  copy_io_counters();
+}
+
+}  // namespace penstock::experts
