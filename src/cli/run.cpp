@@ -31,7 +31,7 @@ namespace {
 struct Flags {
   RuntimeFlags runtime;
   ChatFlags chat_flags;
-  std::string prompt, file, ids, save, restore, system;
+  std::string prompt, file, ids, save, restore, system, profile_out;
   bool chat = false, interactive = false, ignore_eos = false, special = false, json = false,
        no_summary = false;
   int64_t n_predict = -1;
@@ -122,6 +122,7 @@ class Runner {
   void report_plan() const;
   engine::GenerateResult answer(engine::Sampler& sampler, bool in_reasoning, bool chat);
   int finish(const engine::GenerateResult& result);
+  void write_profile();
   void print_json(const engine::GenerateResult& result);
   text::ChatRequest start_chat(const engine::ChatFormat& format) const;
 
@@ -132,6 +133,7 @@ class Runner {
   engine::KeepGoing keep_going_;
   engine::SamplerOptions sampling_;
   size_t prompt_tokens_ = 0;
+  std::optional<experts::UseCounter> uses_;  // with --profile-out
 };
 
 text::ChatRequest Runner::start_chat(const engine::ChatFormat& format) const {
@@ -205,7 +207,7 @@ void Runner::print_json(const engine::GenerateResult& result) {
                      {"frequency_penalty", sampling_.frequency_penalty},
                      {"seed", sampling_.seed}};
   out["timings"] = timings_json(session_, runtime_);
-  out["counters"] = counters_json(runtime_);
+  out["counters"] = counters_json(session_);
   out["experts"] = source_json(runtime_);
   out["plan"] = plan_json(session_);
   fmt::print("{}\n", out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -217,6 +219,7 @@ int Runner::finish(const engine::GenerateResult& result) {
   } else if (!flags_.save.empty()) {
     log::warn("interrupted half-way through the prompt: {} was not written", flags_.save);
   }
+  if (uses_) write_profile();
   if (flags_.json) print_json(result);
   if (!flags_.no_summary && log::level() >= log::Level::Info) {
     std::string end = engine::stop_reason_text(result.reason);
@@ -333,8 +336,32 @@ int Runner::chat_interactive() {
   return 0;
 }
 
+// What was selected, and the tokens it was selected for, for later runs.
+void Runner::write_profile() {
+  experts::Profile profile;
+  profile.model_id = runtime_.file().model_id();
+  profile.keep_map_id = runtime_.file().metadata().get_string("penstock.keep_map_id", "");
+  const experts::MoceOptions& moce = runtime_.options().stream.moce;
+  profile.routing = moce.on() ? experts::moce_name(moce.mode) : "exact";
+  profile.layers = uses_->layers();
+  profile.n_tokens = session_.tokens().size();
+  Sha256Stream hash;
+  hash.update(session_.tokens().data(), session_.tokens().size_bytes());
+  profile.tokens_id = hash.finish();
+  profile.windows = experts::window_hashes(session_.tokens());
+  experts::write_profile(flags_.profile_out, profile);
+  log::info("{} uses of experts counted in {}", profile.uses(), flags_.profile_out);
+}
+
 int Runner::run() {
   report_plan();
+  if (!flags_.profile_out.empty()) {
+    uses_.emplace(runtime_.stream().geometry());
+    runtime_.stream().set_trace(
+        [this](int index, int, experts::Phase phase, std::span<const int32_t> ids) {
+          uses_->see(index, phase, ids);
+        });
+  }
   sampling_ = sampler_options(flags_, runtime_);
   if (!flags_.ids.empty()) return complete(read_token_ids(flags_.ids));
   const bool no_prompt = flags_.prompt.empty() && flags_.file.empty() && flags_.restore.empty();
@@ -438,6 +465,10 @@ void add_run(CLI::App& app, Action* action) {
   command
       ->add_flag("--json", flags->json,
                  "prints text, tokens, timings, counters and plan as JSON instead of the text")
+      ->group("Output");
+  command
+      ->add_option("--profile-out", flags->profile_out,
+                   "counts how often each expert was used, for later runs (--profile)")
       ->group("Output");
   command->add_flag("--no-summary", flags->no_summary, "leaves the table at the end away")
       ->group("Output");

@@ -77,14 +77,33 @@ void RuntimeFlags::add_to(CLI::App& app) {
          "check the checksums of records read from a pack: none, all, sample:N (every N-th)")
       ->capture_default_str()
       ->group("Streaming");
-  app.add_option("--evict", evict_, "which expert makes room: lfu (aged counts) or lru")
-      ->check(CLI::IsMember({"lfu", "lru"}))
+  app.add_option("--evict", evict_,
+                 "which expert makes room: lfu (aged counts), lru, profile (lfu that starts from a "
+                 "profile), cycle (lru of the layers gone by, for small arenas)")
+      ->check(CLI::IsMember({"lfu", "lru", "profile", "cycle"}))
       ->capture_default_str()
       ->group("Streaming");
   app.add_option("--read-ahead", read_ahead_,
                  "read experts of the next layers before their routers have spoken: auto (while it "
                  "helps), on, off, probe (predict and compare only)")
       ->check(CLI::IsMember({"auto", "on", "off", "probe"}))
+      ->capture_default_str()
+      ->group("Streaming");
+  app.add_option("--profile", profile_,
+                 "how often each expert is used, as --profile-out wrote it: a file, none, or auto "
+                 "(MODEL.profile.json beside the model)")
+      ->capture_default_str()
+      ->group("Streaming");
+  app.add_option("--fill", fill_,
+                 "read the experts that the profile counts most: warm (before the first prompt), "
+                 "lazy (in decode, when the disk is idle), none")
+      ->check(CLI::IsMember({"warm", "lazy", "none"}))
+      ->capture_default_str()
+      ->group("Streaming");
+  app.add_option("--hot-cap", hot_cap_,
+                 "percent of the arena's slots whose experts, the most used of the turns before, "
+                 "are evicted last")
+      ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str()
       ->group("Streaming");
   app.add_option("--io-depth", depth_,
@@ -95,6 +114,7 @@ void RuntimeFlags::add_to(CLI::App& app) {
   app.add_flag("--alias-experts", alias_,
                "measure compute alone: all experts share a few slots, the output is meaningless")
       ->group("Streaming");
+  add_moce(app);
   app.add_option("--ple", ple_, "separate file with the n-gram embedding table")->group("Model");
   app.add_option("--precision", precision_,
                  "fast (8-bit activations) or exact (f32 activations, for comparisons)")
@@ -105,6 +125,42 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->check(CLI::Range(1, 1024))
       ->default_str("one per physical performance core")
       ->group("Compute");
+}
+
+void RuntimeFlags::add_moce(CLI::App& app) {
+  const char* const group = "Cache-aware routing (changes the output)";
+  experts::MoceOptions& o = moce_options_;
+  app.add_option("--moce", moce_,
+                 "prefer experts that are in memory: off, bonus, prior, maxrank, cumprob")
+      ->check(CLI::IsMember({"off", "bonus", "prior", "maxrank", "cumprob"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--moce-bonus", o.bonus, "bonus: added to the router's logits of those")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--moce-lambda", o.lambda, "prior: the same as a share of the logits' mean range")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--moce-window", o.window, "maxrank: those of a lower rank than this go first")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--moce-mass", o.mass, "cumprob: those among this much probability go first")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--moce-protect", o.protect, "ranks that are selected in memory or not")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--moce-residency", moce_residency_,
+                 "what counts as in memory: live (depends on the disk's timing) or epoch (what was "
+                 "there when the token began: reproducible)")
+      ->check(CLI::IsMember({"live", "epoch"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--moce-guard", o.guard,
+                 "above 0: halve the preference when, over 256 tokens, more than this share of the "
+                 "selected probability was lost")
+      ->capture_default_str()
+      ->group(group);
 }
 
 engine::RuntimeOptions RuntimeFlags::options() const {
@@ -122,6 +178,13 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   options.stream.io = experts::parse_io_mode(io_);
   options.stream.evict = experts::parse_evict(evict_);
   options.stream.read_ahead = experts::parse_read_ahead(read_ahead_);
+  options.profile = profile_;
+  options.stream.fill = experts::parse_fill(fill_);
+  options.stream.hot_share = hot_cap_ / 100;
+  options.stream.moce = moce_options_;
+  options.stream.moce.mode = experts::parse_moce(moce_);
+  options.stream.moce.residency = experts::parse_moce_residency(moce_residency_);
+  experts::check_moce(options.stream.moce);
   options.stream.depth = depth_;
   options.stream.alias = alias_;
   options.stream.pack = {pack_, pack_unchecked_};

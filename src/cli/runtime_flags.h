@@ -18,9 +18,14 @@ class RuntimeFlags {
   engine::RuntimeOptions options() const;
 
  private:
+  void add_moce(CLI::App& app);
+
   std::string model_, ple_, precision_ = "fast", kv_ = "auto", io_ = "auto", memory_ = "auto",
                             dense_ = "copy", evict_ = "lfu", read_ahead_ = "auto", pack_ = "auto",
-                            verify_ = "none";
+                            verify_ = "none", profile_ = "auto", fill_ = "warm", moce_ = "off",
+                            moce_residency_ = "live";
+  double hot_cap_ = 100 * experts::kDefaultHotShare;
+  experts::MoceOptions moce_options_;
   int threads_ = 0;
   int64_t ctx_ = 0;
   int prompt_chunk_ = 0;

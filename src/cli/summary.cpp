@@ -72,6 +72,11 @@ Json ahead_json(const experts::Stream& stream, const Counters& c) {
   return out;
 }
 
+// Whether the text shares 13 tokens in a row with the profile's.
+const char* sample_of(const experts::Profile& profile, const engine::Session& session) {
+  return experts::in_sample(profile, session.tokens()) ? "in-sample" : "held-out";
+}
+
 std::string ahead_rows(const experts::Stream& stream, const Counters& c) {
   const experts::AheadMeter* meter = stream.ahead();
   if (meter == nullptr || meter->total(1).layers == 0) return {};
@@ -107,6 +112,120 @@ std::string ahead_rows(const experts::Stream& stream, const Counters& c) {
   return out;
 }
 
+// How the profile's use went: the warm fill, and whether the hit rates say anything about text that
+// the profile has not seen.
+std::string profile_rows(const engine::Session& session, const Counters& c) {
+  const engine::Runtime& runtime = session.runtime();
+  std::string out;
+  if (const experts::Profile* profile = runtime.profile()) {
+    const experts::FillReport& fill = runtime.load().fill;
+    out += fmt::format("  profile     {}, {}; {} experts filled in before the prompt",
+                       runtime.profile_path(), sample_of(*profile, session), fill.experts);
+    if (fill.seconds > 0) {
+      out += fmt::format(" in {:.2f} s, {:.2f} GB/s", fill.seconds,
+                         static_cast<double>(fill.bytes) * 1e-9 / fill.seconds);
+    }
+    if (fill.failed != 0) out += fmt::format(", {} could not be read", fill.failed);
+    out += '\n';
+  }
+  if (c.hot != 0) {
+    out += fmt::format("  hot         {} experts protected, {} of them in memory; {} evicted\n",
+                       c.hot, c.hot_resident, c.evict_hot);
+  }
+  return out;
+}
+
+std::string moce_settings(const experts::MoceOptions& o) {
+  std::string out = experts::moce_name(o.mode);
+  switch (o.mode) {
+    case experts::Moce::Off:
+      return out;
+    case experts::Moce::Bonus:
+      out += fmt::format(" {:g}", o.bonus);
+      break;
+    case experts::Moce::Prior:
+      out += fmt::format(" lambda {:g}", o.lambda);
+      break;
+    case experts::Moce::MaxRank:
+      out += fmt::format(" {}", o.window);
+      break;
+    case experts::Moce::CumProb:
+      out += fmt::format(" {:g}", o.mass);
+      break;
+  }
+  return out + fmt::format(", {} ranks kept, {} residency", o.protect,
+                           experts::moce_residency_name(o.residency));
+}
+
+std::string moce_row(const engine::Runtime& runtime) {
+  const experts::MoceOptions& asked = runtime.options().stream.moce;
+  if (!asked.on()) return {};
+  std::string out = fmt::format("  routing     cache-aware, {}", moce_settings(asked));
+  const experts::CacheRouter* router = runtime.stream().moce();
+  if (router == nullptr) return out + ": without effect, every expert has a slot\n";
+  const experts::MoceMeasures m = router->total();
+  const auto rows = static_cast<double>(std::max<uint64_t>(1, m.rows));
+  out += fmt::format(": {:.2f} % of the slots replaced, {:.3f} % of the mass lost",
+                     share(m.replaced, m.slots), 100 * m.mass_lost / rows);
+  if (router->guard_events() != 0) {
+    out += fmt::format("; halved {} times by the guard", router->guard_events());
+  }
+  return out + "; quality: unmeasured\n";
+}
+
+Json moce_json(const engine::Runtime& runtime) {
+  const experts::MoceOptions& asked = runtime.options().stream.moce;
+  Json out = {{"mode", experts::moce_name(asked.mode)}};
+  if (!asked.on()) return out;
+  out["residency"] = experts::moce_residency_name(asked.residency);
+  out["protect"] = asked.protect;
+  out["bonus"] = asked.bonus;
+  out["lambda"] = asked.lambda;
+  out["window"] = asked.window;
+  out["mass"] = asked.mass;
+  out["guard"] = asked.guard;
+  out["quality"] = "unmeasured";
+  const experts::CacheRouter* router = runtime.stream().moce();
+  out["active"] = router != nullptr;
+  if (router == nullptr) return out;
+  out["guard_events"] = router->guard_events();
+  const auto measures = [&](const experts::MoceMeasures& m) {
+    const double range = m.rows == 0 ? 0 : m.logit_range / static_cast<double>(m.rows);
+    const bool comparable = range > 0 && asked.mode == experts::Moce::Bonus;
+    Json one = {{"rows", m.rows},           {"slots", m.slots},       {"replaced", m.replaced},
+                {"mass_lost", m.mass_lost}, {"route_kl", m.route_kl}, {"mean_logit_range", range}};
+    if (comparable) one["lambda_equivalent"] = double{router->options().bonus} / range;
+    return one;
+  };
+  out["total"] = measures(router->total());
+  for (const experts::MoceMeasures& m : router->by_layer()) out["by_layer"].push_back(measures(m));
+  return out;
+}
+
+Json residency_json(const engine::Session& session, const Counters& c) {
+  const engine::Runtime& runtime = session.runtime();
+  const experts::StreamOptions& options = runtime.options().stream;
+  Json out = {{"evict", experts::evict_name(options.evict)},
+              {"fill", experts::fill_name(options.fill)},
+              {"hot_share", options.hot_share},
+              {"hot", c.hot},
+              {"hot_resident", c.hot_resident},
+              {"profile", nullptr}};
+  const experts::Profile* profile = runtime.profile();
+  if (profile == nullptr) return out;
+  const experts::FillReport& fill = runtime.load().fill;
+  out["profile"] = {{"path", runtime.profile_path()},
+                    {"tokens", profile->n_tokens},
+                    {"tokens_sha256", hex(profile->tokens_id)},
+                    {"routing", profile->routing},
+                    {"sample", sample_of(*profile, session)}};
+  out["filled"] = {{"experts", fill.experts},
+                   {"failed", fill.failed},
+                   {"bytes", fill.bytes},
+                   {"seconds", fill.seconds}};
+  return out;
+}
+
 std::string phase_row(const char* name, int64_t tokens, double seconds) {
   if (tokens == 0) return {};
   return fmt::format("  {:<12}{:>8}{:>11.3f} s{:>12.2f}\n", name, tokens, seconds,
@@ -126,6 +245,9 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   out += fmt::format("  {:<12}{:>8}{:>13}{:>12}\n", "phase", "tokens", "time", "tokens/s");
   out += fmt::format("  {:<12}{:>8}{:>11.3f} s{:>12}\n", "load", "",
                      load.open_s + load.dense_s + load.arena_s, "");
+  if (load.fill.seconds > 0) {
+    out += fmt::format("  {:<12}{:>8}{:>11.3f} s{:>12}\n", "warm fill", "", load.fill.seconds, "");
+  }
   out += phase_row("prompt", timings.prefill_tokens, timings.prefill_s);
   out += phase_row("first token", timings.first_tokens, timings.first_s);
   out += phase_row("decode", timings.decode_tokens, timings.decode_s);
@@ -141,6 +263,8 @@ std::string summary_table(engine::Session& session, const std::string& end) {
         uses.total(), share(uses.arena, uses.total()), uses.arena, share(ahead, uses.total()),
         ahead, share(misses, uses.total()), misses);
   }
+  out += moce_row(runtime);
+  out += profile_rows(session, counters);
   out += ahead_rows(runtime.stream(), counters);
   const uint64_t tokens = counters.tokens;
   const double decode_mb = static_cast<double>(counters.demand.bytes + counters.spec.bytes) * 1e-6;
@@ -186,6 +310,7 @@ Json timings_json(const engine::Session& session, const engine::Runtime& runtime
   const engine::Timings& timings = session.timings();
   const engine::LoadReport& load = runtime.load();
   return {{"load", {{"open_s", load.open_s}, {"dense_s", load.dense_s}, {"arena_s", load.arena_s}}},
+          {"fill", {{"experts", load.fill.experts}, {"seconds", load.fill.seconds}}},
           {"prefill",
            {{"tokens", timings.prefill_tokens},
             {"seconds", timings.prefill_s},
@@ -197,7 +322,8 @@ Json timings_json(const engine::Session& session, const engine::Runtime& runtime
             {"tokens_per_second", timings.decode_rate()}}}};
 }
 
-Json counters_json(const engine::Runtime& runtime) {
+Json counters_json(const engine::Session& session) {
+  const engine::Runtime& runtime = session.runtime();
   const Counters c = runtime.counters();
   return {{"uses_first", uses_json(c.first)},
           {"uses_steady", uses_json(c.steady)},
@@ -210,6 +336,8 @@ Json counters_json(const engine::Runtime& runtime) {
           {"reads_prompt", reads_json(c.prompt)},
           {"reads_ple", reads_json(c.ple)},
           {"read_ahead", ahead_json(runtime.stream(), c)},
+          {"residency", residency_json(session, c)},
+          {"cache_aware_routing", moce_json(runtime)},
           {"experts_read", c.experts_read},
           {"records_verified", c.records_verified},
           {"stall_ns", c.stall_ns},

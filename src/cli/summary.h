@@ -13,7 +13,7 @@ namespace penstock::cli {
 std::string summary_table(engine::Session& session, const std::string& end);
 
 nlohmann::ordered_json timings_json(const engine::Session& session, const engine::Runtime& runtime);
-nlohmann::ordered_json counters_json(const engine::Runtime& runtime);
+nlohmann::ordered_json counters_json(const engine::Session& session);
 // Where the experts come from and how they are read.
 nlohmann::ordered_json source_json(const engine::Runtime& runtime);
 nlohmann::ordered_json plan_json(engine::Session& session);

@@ -177,6 +177,7 @@ GenerateResult generate(Session& session, Sampler& sampler, const GenerateOption
     session.decode(token);
   }
   result.reasoning_tokens = reasoning.used();
+  session.end_turn();
   return result;
 }
 

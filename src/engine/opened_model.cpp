@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
 
 namespace penstock::engine {
 namespace {
@@ -46,6 +50,7 @@ experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
   request.shape = experts::arena_shape(opened.source.geometry, opened.source.files->alignment());
   request.terms.tables = experts::stream_table_bytes(opened.source.geometry, request.shape);
   request.terms.tables += options.caller_bytes;
+  if (opened.profile) request.terms.tables += opened.profile->memory_bytes();
   request.machine = machine;
   request.taken = taken;
   request.memory = options.memory;
@@ -60,7 +65,38 @@ experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
   return request;
 }
 
+void find_profile(OpenedModel& opened) {
+  const RuntimeOptions& options = opened.options;
+  const bool by_itself = options.profile == "auto";
+  std::error_code error;
+  const std::string path = by_itself ? default_profile_path(*opened.file) : options.profile;
+  if (path != "none" && (!by_itself || std::filesystem::exists(path, error))) {
+    try {
+      experts::Profile profile = experts::read_profile(path);
+      experts::check_profile(profile, path, opened.source.geometry, opened.file->model_id());
+      opened.profile = std::move(profile);
+      opened.profile_path = path;
+    } catch (const Error& e) {
+      if (!by_itself) throw;
+      log::warn("this profile is not used: {}", e.what());
+    }
+  }
+  if (opened.profile) return;
+  if (options.stream.evict == experts::Evict::Profile) {
+    fail(ErrorKind::Usage, "--evict profile needs a profile: --profile FILE");
+  }
+  if (options.stream.fill == experts::Fill::Lazy) {
+    fail(ErrorKind::Usage, "--fill lazy needs a profile: --profile FILE");
+  }
+}
+
 }  // namespace
+
+std::string default_profile_path(const gguf::Model& model) {
+  return std::filesystem::path(experts::default_pack_path(model))
+      .replace_extension(".profile.json")
+      .string();
+}
 
 std::optional<experts::RowTable> OpenedModel::row_table() const {
   const models::TableGeometry* table = model->table();
@@ -111,6 +147,7 @@ OpenedModel open_model(const RuntimeOptions& options) {
   if (opened.source.pack && opened.source.pack->overridden.empty()) {
     file->adopt_model_id(opened.source.pack->model_id);
   }
+  find_profile(opened);
   return opened;
 }
 

@@ -11,6 +11,7 @@
 #include "experts/expert_source.h"
 #include "experts/options.h"
 #include "experts/plan.h"
+#include "experts/profile.h"
 #include "experts/row_store.h"
 #include "models/model.h"
 
@@ -19,6 +20,9 @@ namespace penstock::engine {
 struct RuntimeOptions {
   std::string model_path;
   std::string ple_path;  // a separate file with the n-gram table; empty: in the model file
+  // An expert profile; "auto": MODEL.profile.json beside the model if it was made from this model;
+  // "none".
+  std::string profile = "auto";
   quant::Precision precision = quant::Precision::Fast;
   int threads = 0;       // 0: one per physical performance core
   int64_t n_ctx = 0;     // 0: 4096, or what the model was trained for if that is less
@@ -43,6 +47,8 @@ struct OpenedModel {
   std::shared_ptr<const gguf::Model> table_file;  // null: no separate n-gram table
   std::unique_ptr<models::Model> model;
   experts::ExpertSource source;
+  std::optional<experts::Profile> profile;
+  std::string profile_path;
 
   // The n-gram table as the row store wants it; none where the model has no such table.
   std::optional<experts::RowTable> row_table() const;
@@ -52,6 +58,9 @@ struct OpenedModel {
   // smaller prompt chunks while none was asked for; a refusal is that of the last one tried.
   MemoryPlan plan(const MemoryFacts& machine, uint64_t taken) const;
 };
+
+// MODEL.profile.json beside MODEL.gguf: where `auto` looks.
+std::string default_profile_path(const gguf::Model& model);
 
 // Throws Error(Io, Format, Unsupported, Usage) as gguf::Model, models::open and
 // experts::open_expert_source do.

@@ -86,6 +86,11 @@ void Runtime::load_all(const RuntimeOptions& options, const Progress& progress) 
       experts::make_stream(source().geometry, source().files, plan_.shape, opened_.options.stream);
   load_.arena_s = seconds_since(started);
   load_.arena_huge_bytes = stream_->arena_huge_bytes();
+  if (const experts::Profile* known = profile()) {
+    stream_->set_prior(known->shares());
+    load_.fill = stream_->fill(
+        [&](uint64_t done, uint64_t total) { report("warm fill, experts", done, total); });
+  }
 }
 
 SamplerOptions Runtime::default_sampling() const {

@@ -23,6 +23,7 @@ struct LoadReport {
   double arena_s = 0;  // mapping and faulting the arena
   uint64_t dense_bytes = 0;
   uint64_t arena_huge_bytes = 0;  // of the arena, on huge pages, as measured
+  experts::FillReport fill;       // a phase of its own: reading what a profile counts most
 };
 
 class Runtime {
@@ -44,6 +45,10 @@ class Runtime {
   const experts::RowStore* rows() const noexcept { return rows_.get(); }
   const experts::ExpertSource& source() const noexcept { return opened_.source; }
   const experts::Plan& plan() const noexcept { return plan_; }
+  const experts::Profile* profile() const noexcept {  // null: none
+    return opened_.profile ? &*opened_.profile : nullptr;
+  }
+  const std::string& profile_path() const noexcept { return opened_.profile_path; }
   const LoadReport& load() const noexcept { return load_; }
   // What the file recommends (general.sampling.*), else temperature 0.7, top-k 20, top-p 0.95.
   SamplerOptions default_sampling() const;

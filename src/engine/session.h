@@ -37,6 +37,7 @@ class Session {
   int64_t room() const noexcept { return n_ctx() - position(); }
   std::span<const int32_t> tokens() const noexcept { return state_.tokens(); }
   Runtime& runtime() noexcept { return runtime_; }
+  const Runtime& runtime() const noexcept { return runtime_; }
 
   // Evaluates a prompt from position() on, in chunks; afterwards logits() are those of its last
   // token. When `keep_going` ends it, false is returned and the chunks done so far stay; between
@@ -61,6 +62,8 @@ class Session {
   // False after a step that failed or was ended half-way: only reset(), rewind() and restore() make
   // the session usable again.
   bool intact() const noexcept { return intact_; }
+  // The answer is complete: what is protected in memory until the next one is chosen.
+  void end_turn() { runtime_.stream().end_turn(); }
   void reset();
   bool truncate(int64_t position);  // false: this model's state cannot go back there
 

@@ -88,6 +88,12 @@ uint64_t Profile::uses() const noexcept {
   return sum;
 }
 
+uint64_t Profile::memory_bytes() const noexcept {
+  uint64_t bytes = windows.size() * sizeof(uint64_t);
+  for (const LayerUses& layer : layers) bytes += layer.decode.size() * 2 * sizeof(uint64_t);
+  return bytes;
+}
+
 std::vector<float> Profile::shares() const {
   const auto all = static_cast<double>(std::max<uint64_t>(1, uses()));
   std::vector<float> shares;

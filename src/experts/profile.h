@@ -29,6 +29,7 @@ struct Profile {
   std::vector<uint64_t> windows;  // sorted: window_hashes() of the text
 
   uint64_t uses() const noexcept;
+  uint64_t memory_bytes() const noexcept;
   // Each expert's share of all uses, prompt and decode together, layer by layer.
   std::vector<float> shares() const;
 };
