@@ -13,6 +13,7 @@ void add_run(CLI::App& app, Action* action);
 void add_serve(CLI::App& app, Action* action);
 void add_logits(CLI::App& app, Action* action);
 void add_tokenize(CLI::App& app, Action* action);
+void add_plan(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
 void add_synth(CLI::App& app, Action* action);
 void add_pack(CLI::App& app, Action* action);

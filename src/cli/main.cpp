@@ -25,6 +25,7 @@ constexpr const char* kFooter =
     "  penstock run -m MODEL.gguf --memory 8G --chat  talk to your own GGUF within 8 GB\n"
     "  penstock serve -m MODEL.gguf --memory 8G       the same for other programs: OpenAI's API\n"
     "  penstock inspect MODEL.gguf                    what is in a file, and would it run here?\n"
+    "  penstock plan MODEL.gguf --memory 8G           the memory it would take, and how fast\n"
     "  penstock help run                              everything about one command\n"
     "\n"
     "Exit codes: 0 success, 1 internal error, 2 wrong usage, 3 the memory plan does not fit,\n"
@@ -55,6 +56,7 @@ int main(int argc, char** argv) {
   cli::Action action;
   cli::add_run(app, &action);
   cli::add_serve(app, &action);
+  cli::add_plan(app, &action);
   cli::add_inspect(app, &action);
   cli::add_tokenize(app, &action);
   cli::add_logits(app, &action);

@@ -124,6 +124,7 @@ MemoryPlan OpenedModel::plan(const MemoryFacts& machine, uint64_t taken) const {
   MemoryPlan plan;
   for (const int chunk : kPromptChunks) {
     plan = with(chunk);
+    plan.request.chunk_shrunk = chunk != kPromptChunks.front();
     if (plan.outcome.fits()) break;
   }
   return plan;

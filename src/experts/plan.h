@@ -41,6 +41,7 @@ struct PlanRequest {
   int ctx = 0;
   uint64_t kv_per_position = 0;
   int prompt_chunk = 0;
+  bool chunk_shrunk = false;  // smaller than it would be if there were more memory
   uint64_t scratch_per_token = 0;
 };
 

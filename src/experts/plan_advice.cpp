@@ -9,12 +9,19 @@ namespace penstock::experts {
 namespace {
 
 // "14.3G": a size that --memory takes, not below `bytes`.
-std::string memory_flag(uint64_t bytes) {
+std::string size_flag(uint64_t bytes) {
   constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
   constexpr double kMiB = 1024.0 * 1024.0;
   const auto value = static_cast<double>(bytes);
   if (value >= kGiB) return fmt::format("--memory {:.1f}G", std::ceil(value / kGiB * 10) / 10);
   return fmt::format("--memory {:.0f}M", std::ceil(value / kMiB));
+}
+
+// With the chunk spelled out where more memory alone would be spent on a larger one.
+std::string memory_flag(const PlanRequest& request, uint64_t bytes) {
+  std::string flag = size_flag(bytes);
+  if (request.chunk_shrunk) flag += fmt::format(" --prompt-chunk {}", request.prompt_chunk);
+  return flag;
 }
 
 // "240 slots instead of 200 (62 % of the experts)" for a request, if that is a gain worth a word.
@@ -38,10 +45,10 @@ void advise_memory(const PlanRequest& request, const Plan& plan, std::vector<std
   };
   if (plan.slots() < plan.cycle) {
     const uint64_t cycle = memory_for_slots(request, plan.cycle);
-    out->push_back(fmt::format("{} would hold the {} experts of one token{}", memory_flag(cycle),
-                               plan.cycle, here(cycle)));
+    out->push_back(fmt::format("{} would hold the {} experts of one token{}",
+                               memory_flag(request, cycle), plan.cycle, here(cycle)));
   }
-  out->push_back(fmt::format("{} would hold all {} experts{}", memory_flag(all),
+  out->push_back(fmt::format("{} would hold all {} experts{}", memory_flag(request, all),
                              plan.shape.n_experts(), here(all)));
   if (!request.memory && !request.arena_slots) return;
   PlanRequest automatic = request;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "experts/record.h"
 
@@ -82,6 +83,27 @@ double break_even_reads(const std::vector<LayerLoad>& layers, const DecodeCost& 
                         const DiskCost& disk) {
   const double bytes = bytes_of(layers);
   return bytes > 0 ? compute.token_s * disk.bytes_per_s * uses_of(layers) / bytes : 0;
+}
+
+double static_hit_rate(const std::vector<LayerLoad>& layers, std::span<const float> shares,
+                       const ArenaShape& shape) {
+  std::vector<std::vector<float>> by_class(shape.classes.size());
+  size_t at = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    std::vector<float>& list = by_class[shape.class_of[l]];
+    const auto n = static_cast<size_t>(layers[l].n_expert);
+    const std::span<const float> mine = shares.subspan(at, n);
+    list.insert(list.end(), mine.begin(), mine.end());
+    at += n;
+  }
+  double rate = 0;
+  for (size_t c = 0; c < by_class.size(); ++c) {
+    std::vector<float>& list = by_class[c];
+    std::sort(list.begin(), list.end(), std::greater<>());
+    const size_t held = std::min<size_t>(list.size(), shape.classes[c].slots);
+    for (size_t i = 0; i < held; ++i) rate += static_cast<double>(list[i]);
+  }
+  return std::clamp(rate, 0.0, 1.0);
 }
 
 PromptPrediction predict_prompt(const std::vector<LayerLoad>& layers, double token_s,

@@ -2,9 +2,11 @@
 // the measurements come in, nothing is read here. What the model leaves out is in docs/plan.md.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "experts/geometry.h"
+#include "experts/shape.h"
 
 namespace penstock::experts {
 
@@ -57,6 +59,11 @@ DecodePrediction predict_decode(const std::vector<LayerLoad>& layers, const Deco
 // m* = t_c * W / read_bytes, with the mean over a token's uses. 0 where there are no experts.
 double break_even_reads(const std::vector<LayerLoad>& layers, const DecodeCost& compute,
                         const DiskCost& disk);
+
+// The hit rate of an arena that holds what a profile counts most and never changes. `shares`: each
+// expert's share of all uses, layer by layer. Precondition: they and `shape` belong to `layers`.
+double static_hit_rate(const std::vector<LayerLoad>& layers, std::span<const float> shares,
+                       const ArenaShape& shape);
 
 struct PromptPrediction {
   double compute_s = 0;  // all tokens

@@ -94,6 +94,19 @@ TEST(Predict, APromptReadsWhatItTouchesOncePerChunk) {
   EXPECT_NEAR(resident.tokens_per_s, 1000, 1e-9);
 }
 
+TEST(Predict, AStaticArenaHoldsTheMostUsedOfEachSize) {
+  const std::vector<LayerLoad> three = {{2, 1, 1e6, 1}, {2, 1, 1e6, 1}, {3, 1, 2e6, 2}};
+  const std::vector<float> shares = {0.25f, 0.0625f, 0.125f, 0.0625f, 0.25f, 0.125f, 0.125f};
+  ArenaShape shape;
+  shape.classes = {{.slot_bytes = 1000000, .n_experts = 4, .cycle = 2, .max_used = 1, .slots = 2},
+                   {.slot_bytes = 2000000, .n_experts = 3, .cycle = 1, .max_used = 1, .slots = 1}};
+  shape.class_of = {0, 0, 1};
+  EXPECT_DOUBLE_EQ(static_hit_rate(three, shares, shape), 0.25 + 0.125 + 0.25);
+  shape.classes[0].slots = 100;
+  shape.classes[1].slots = 3;
+  EXPECT_DOUBLE_EQ(static_hit_rate(three, shares, shape), 1);
+}
+
 TEST(Predict, ReadsAreCountedAsTheyAreAskedFor) {
   Geometry geometry;
   LayerGeometry layer;
