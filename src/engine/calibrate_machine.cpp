@@ -1,6 +1,7 @@
 #include "engine/calibrate_machine.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/clock.h"
@@ -32,6 +33,18 @@ void check(const KeepGoing& keep_going) {
   if (keep_going && !keep_going()) {
     fail(ErrorKind::Cancelled, "interrupted: nothing was written to the machine file");
   }
+}
+
+// Threads that wait for each other suffer more from another program than their share of the
+// processor: what is measured then may be several times too slow.
+void note_load(std::vector<std::string>* notes) {
+  double load = 0;
+  const int cpus = std::max(1, cpu_facts().logical);
+  if (getloadavg(&load, 1) != 1 || load < 0.5 * cpus) return;
+  notes->push_back(
+      fmt::format("other programs were running (load average {:.1f} on {} processors): measure "
+                  "again when they are not",
+                  load, cpus));
 }
 
 // ------------------------------------------------------------------------------ reads
@@ -232,9 +245,9 @@ TokenTime decode(Runtime& runtime, const CalibrationProgress& progress, const Ke
     progress("decode", static_cast<uint64_t>(i) + 1, kDropTokens + kDecodeTokens, "tokens");
   }
   *n = static_cast<int>(times.size());
+  const auto faster = [](const TokenTime& a, const TokenTime& b) { return a.token_s < b.token_s; };
   const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end(),
-                   [](const TokenTime& a, const TokenTime& b) { return a.token_s < b.token_s; });
+  std::nth_element(times.begin(), middle, times.end(), faster);
   return *middle;
 }
 
@@ -270,6 +283,9 @@ ModelFigures measure_model(const OpenedModel& opened, const MemoryPlan& plan,
   RuntimeOptions options = opened.options;
   options.stream.alias = true;
   options.stream.read_ahead = experts::ReadAhead::Off;
+  options.stream.moce = {};
+  options.stream.fill = experts::Fill::None;
+  options.profile = "none";
   options.stream.huge_seconds = 2;
   options.arena_slots = alias_slots(opened, plan.outcome.plan, disk);
   options.prompt_chunk = plan.prompt_chunk;
@@ -302,6 +318,7 @@ std::vector<std::string> calibrate_machine(const OpenedModel& opened, const Memo
                                            MachineFile* file, const CalibrationProgress& progress,
                                            const KeepGoing& keep_going) {
   std::vector<std::string> notes;
+  note_load(&notes);
   const DiskFigures disk = measure_reads(opened, progress, keep_going, &notes);
   file->put(disk_key(opened), disk);
   measure_kernels(opened, plan, file, progress, keep_going);
