@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -276,6 +277,19 @@ Footprint footprint(const std::string& root) {
   result.rss_anon = kib_field(status, "RssAnon");
   result.peak_rss = kib_field(status, "VmHWM");
   return result;
+}
+
+uint64_t swapped_out(const std::string& root) {
+  for (const CgroupFiles& group : memory_cgroups(root)) {
+    const std::string directory = root + group.path;
+    if (!cgroup_limit(directory, group.v2)) continue;
+    const std::optional<uint64_t> swap = group.v2
+                                             ? to_number(slurp(directory + "/memory.swap.current"))
+                                             : field(slurp(directory + "/memory.stat"), "swap");
+    if (swap) return *swap;
+  }
+  return field(slurp(root + "/proc/vmstat"), "pswpout").value_or(0) *
+         static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 uint64_t storage_bytes_read(const std::string& root) {

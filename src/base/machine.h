@@ -43,6 +43,11 @@ struct Footprint {
 };
 Footprint footprint(const std::string& root = "");
 
+// Bytes swapped out: of our cgroup as it is now where one limits memory (v2: memory.swap.current,
+// v1: `swap` of memory.stat), else by the whole machine since it started (pswpout). Its changes are
+// what counts.
+uint64_t swapped_out(const std::string& root = "");
+
 // Bytes this process fetched from storage (read_bytes of /proc/self/io); 0 where not readable.
 uint64_t storage_bytes_read(const std::string& root = "");
 

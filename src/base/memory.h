@@ -18,6 +18,14 @@ constexpr uint64_t round_down(uint64_t value, uint64_t multiple) noexcept {
   return value / multiple * multiple;
 }
 
+// Builds that look for mistakes fill memory that must be written before it is read with 0xFF, which
+// is NaN as a float.
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kPoison = true;
+#else
+inline constexpr bool kPoison = false;
+#endif
+
 enum class Pages { Small, Huge };
 
 // A private anonymous mapping. Contents are zero until written. Move-only; unmapped on destruction.

@@ -22,6 +22,7 @@
 #include "cli/summary.h"
 #include "engine/conversation.h"
 #include "engine/generate.h"
+#include "experts/trace_file.h"
 #include "text/reasoning.h"
 #include "text/tokenizer_gguf.h"
 
@@ -31,7 +32,8 @@ namespace {
 struct Flags {
   RuntimeFlags runtime;
   ChatFlags chat_flags;
-  std::string prompt, file, ids, save, restore, system, profile_out;
+  std::string prompt, file, ids, save, restore, system, profile_out, trace, timeline;
+  bool trace_logits = false;
   bool chat = false, interactive = false, ignore_eos = false, special = false, json = false,
        no_summary = false;
   int64_t n_predict = -1;
@@ -122,6 +124,8 @@ class Runner {
   void report_plan() const;
   engine::GenerateResult answer(engine::Sampler& sampler, bool in_reasoning, bool chat);
   int finish(const engine::GenerateResult& result);
+  void start_recording();
+  void finish_recording();
   void write_profile();
   void print_json(const engine::GenerateResult& result);
   text::ChatRequest start_chat(const engine::ChatFormat& format) const;
@@ -133,7 +137,9 @@ class Runner {
   engine::KeepGoing keep_going_;
   engine::SamplerOptions sampling_;
   size_t prompt_tokens_ = 0;
-  std::optional<experts::UseCounter> uses_;  // with --profile-out
+  std::optional<experts::UseCounter> uses_;    // with --profile-out
+  std::optional<experts::TraceWriter> trace_;  // with --trace-routing
+  std::optional<experts::Timeline> timeline_;
 };
 
 text::ChatRequest Runner::start_chat(const engine::ChatFormat& format) const {
@@ -210,6 +216,7 @@ void Runner::print_json(const engine::GenerateResult& result) {
   out["counters"] = counters_json(session_);
   out["experts"] = source_json(runtime_);
   out["plan"] = plan_json(session_);
+  out["watchdog"] = watchdog_json(runtime_);
   fmt::print("{}\n", out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
@@ -219,7 +226,7 @@ int Runner::finish(const engine::GenerateResult& result) {
   } else if (!flags_.save.empty()) {
     log::warn("interrupted half-way through the prompt: {} was not written", flags_.save);
   }
-  if (uses_) write_profile();
+  finish_recording();
   if (flags_.json) print_json(result);
   if (!flags_.no_summary && log::level() >= log::Level::Info) {
     std::string end = engine::stop_reason_text(result.reason);
@@ -227,6 +234,12 @@ int Runner::finish(const engine::GenerateResult& result) {
     fmt::print(stderr, "\n{}", summary_table(session_, end));
   }
   check_unchanged(runtime_);
+  if (result.reason == engine::StopReason::Watchdog) {
+    log::warn(
+        "memory ran out: the run was ended after its token. Close other programs, or use a smaller "
+        "--memory");
+    return static_cast<int>(ErrorKind::Watchdog);
+  }
   return result.reason == engine::StopReason::Cancelled ? static_cast<int>(ErrorKind::Cancelled)
                                                         : 0;
 }
@@ -243,8 +256,11 @@ int Runner::complete(std::vector<int32_t> ids) {
   sampler.see_prompt(session_.tokens());
   sampler.see_prompt(ids);
   engine::GenerateResult result;
-  result.reason = engine::StopReason::Cancelled;
-  if (session_.prefill(ids, keep_going_)) result = answer(sampler, false, false);
+  if (session_.prefill(ids, keep_going_)) {
+    result = answer(sampler, false, false);
+  } else {
+    result.reason = engine::prefill_stop(session_);
+  }
   return finish(result);
 }
 
@@ -258,9 +274,11 @@ int Runner::chat_once(const std::string& message) {
   engine::Sampler sampler(sampling_);
   sampler.see_prompt(prompt.ids);
   engine::GenerateResult result;
-  result.reason = engine::StopReason::Cancelled;
-  if (session_.prefill(prompt.ids, keep_going_))
+  if (session_.prefill(prompt.ids, keep_going_)) {
     result = answer(sampler, prompt.in_reasoning, true);
+  } else {
+    result.reason = engine::prefill_stop(session_);
+  }
   return finish(result);
 }
 
@@ -311,12 +329,15 @@ int Runner::chat_interactive() {
     if (!conversation.advance(prompt.ids, prompt.n_stable, keep_going_)) {
       request.messages.pop_back();
       cancel_.store(false);
+      result.reason = engine::prefill_stop(session_);
+      if (result.reason == engine::StopReason::Watchdog) break;
       continue;
     }
     engine::Sampler sampler(sampling_);
     sampler.see_prompt(prompt.ids);
     result = answer(sampler, prompt.in_reasoning, true);
     cancel_.store(false);
+    if (result.reason == engine::StopReason::Watchdog) break;
     if (result.reason == engine::StopReason::ContextFull) {
       log::warn("the context of {} tokens is full: /reset, or start again with a larger --ctx",
                 session_.n_ctx());
@@ -332,8 +353,8 @@ int Runner::chat_interactive() {
     if (!reasoning.empty()) reply.reasoning_content = reasoning;
     request.messages.push_back(std::move(reply));
   }
-  finish(result);
-  return 0;
+  const int code = finish(result);
+  return result.reason == engine::StopReason::Watchdog ? code : 0;
 }
 
 // What was selected, and the tokens it was selected for, for later runs.
@@ -353,16 +374,74 @@ void Runner::write_profile() {
   log::info("{} uses of experts counted in {}", profile.uses(), flags_.profile_out);
 }
 
+// What explains a trace to whoever replays it.
+std::string trace_settings(const Flags& flags, const engine::Runtime& runtime,
+                           const engine::SamplerOptions& sampling) {
+  const experts::StreamOptions& stream = runtime.options().stream;
+  nlohmann::ordered_json out;
+  out["model_id"] = hex(runtime.file().model_id());
+  out["chat_template"] = flags.chat || flags.interactive;
+  out["text"] = "prompt as given, the rest generated";
+  out["sampling"] = {{"temperature", sampling.temperature},
+                     {"top_k", sampling.top_k},
+                     {"top_p", sampling.top_p},
+                     {"min_p", sampling.min_p},
+                     {"seed", sampling.seed}};
+  out["slots"] = runtime.stream().shape().slots();
+  out["transit"] = runtime.stream().shape().transit;
+  for (const experts::SlotClass& c : runtime.stream().shape().classes) {
+    out["classes"].push_back({{"slot_bytes", c.slot_bytes}, {"slots", c.slots}});
+  }
+  out["class_of_layer"] = runtime.stream().shape().class_of;
+  out["evict"] = experts::evict_name(stream.evict);
+  out["half_life"] = stream.half_life;
+  out["hot_share"] = stream.hot_share;
+  out["read_ahead"] = experts::read_ahead_name(stream.read_ahead);
+  out["fill"] = experts::fill_name(stream.fill);
+  out["profile"] = runtime.profile_path();
+  out["moce"] = experts::moce_name(stream.moce.mode);
+  out["depth"] = stream.depth;
+  return out.dump();
+}
+
+void Runner::start_recording() {
+  experts::Stream& stream = runtime_.stream();
+  if (!flags_.profile_out.empty()) {
+    uses_.emplace(stream.geometry());
+    stream.observe(&*uses_);
+  }
+  if (!flags_.trace.empty()) {
+    trace_.emplace(flags_.trace, stream.geometry(), flags_.trace_logits,
+                   trace_settings(flags_, runtime_, sampling_));
+    stream.observe(&*trace_);
+  }
+  if (!flags_.timeline.empty()) {
+    timeline_.emplace();
+    stream.record(&*timeline_);
+  }
+}
+
+void Runner::finish_recording() {
+  if (uses_) write_profile();
+  if (trace_) {
+    trace_->finish();
+    log::info("routing trace: {} in {}", format_bytes(trace_->bytes()), flags_.trace);
+  }
+  if (timeline_) {
+    runtime_.stream().record(nullptr);
+    timeline_->write(flags_.timeline);
+    log::info("timeline: {} events in {} (open it in ui.perfetto.dev or chrome://tracing){}",
+              timeline_->events(), flags_.timeline,
+              timeline_->lost() == 0
+                  ? ""
+                  : fmt::format("; {} later ones are left out", timeline_->lost()));
+  }
+}
+
 int Runner::run() {
   report_plan();
-  if (!flags_.profile_out.empty()) {
-    uses_.emplace(runtime_.stream().geometry());
-    runtime_.stream().set_trace(
-        [this](int index, int, experts::Phase phase, std::span<const int32_t> ids) {
-          uses_->see(index, phase, ids);
-        });
-  }
   sampling_ = sampler_options(flags_, runtime_);
+  start_recording();
   if (!flags_.ids.empty()) return complete(read_token_ids(flags_.ids));
   const bool no_prompt = flags_.prompt.empty() && flags_.file.empty() && flags_.restore.empty();
   if (flags_.interactive || (no_prompt && isatty(STDIN_FILENO) == 1)) return chat_interactive();
@@ -465,6 +544,16 @@ void add_run(CLI::App& app, Action* action) {
   command
       ->add_flag("--json", flags->json,
                  "prints text, tokens, timings, counters and plan as JSON instead of the text")
+      ->group("Output");
+  command
+      ->add_option("--trace-routing", flags->trace,
+                   "writes which experts every token selected, for replaying other policies")
+      ->group("Output");
+  command->add_flag("--trace-logits", flags->trace_logits, "the trace has the routers' logits too")
+      ->group("Output");
+  command
+      ->add_option("--timeline", flags->timeline,
+                   "writes when what was computed, read and waited for, for ui.perfetto.dev")
       ->group("Output");
   command
       ->add_option("--profile-out", flags->profile_out,

@@ -49,19 +49,30 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->group("Memory");
   app.add_option("--prompt-chunk", prompt_chunk_, "prompt tokens evaluated together")
       ->check(CLI::Range(1, 1 << 16))
-      ->default_str("512, less where memory is short")
+      ->default_str("512; less where memory is short, more where experts are streamed")
       ->group("Memory");
   app.add_option("--kv", kv_, "type of cached keys and values: f16, f32, auto (f16; f32 if exact)")
       ->check(CLI::IsMember({"auto", "f16", "f32"}))
       ->capture_default_str()
+      ->group("Memory");
+  app.add_option("--watchdog-ms", watchdog_ms_,
+                 "how often the memory left is looked at, in milliseconds; 0: never")
+      ->check(CLI::Range(0, 60000))
+      ->capture_default_str()
+      ->group("Memory");
+  app.add_option("--swap-limit", swap_limit_,
+                 "the run ends when this much was swapped out since its start")
+      ->default_str("64M")
       ->group("Memory");
   app.add_option("--dense", dense_,
                  "dense weights: copy (read directly into huge pages) or map (in place)")
       ->check(CLI::IsMember({"copy", "map"}))
       ->capture_default_str()
       ->group("Memory");
-  app.add_option("--io", io_, "how experts are read: auto, uring, pread, buffered")
-      ->check(CLI::IsMember({"auto", "uring", "pread", "buffered"}))
+  app.add_option("--io", io_,
+                 "how experts are read: auto, uring, pread, buffered; mmap: not at all, they are "
+                 "used in the mapped file and the kernel decides what stays in memory")
+      ->check(CLI::IsMember({"auto", "uring", "pread", "buffered", "mmap"}))
       ->capture_default_str()
       ->group("Streaming");
   app.add_option("--pack", pack_,
@@ -178,6 +189,8 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   options.stream.io = experts::parse_io_mode(io_);
   options.stream.evict = experts::parse_evict(evict_);
   options.stream.read_ahead = experts::parse_read_ahead(read_ahead_);
+  options.watchdog_ms = watchdog_ms_;
+  if (!swap_limit_.empty()) options.swap_limit = parse_size(swap_limit_);
   options.profile = profile_;
   options.stream.fill = experts::parse_fill(fill_);
   options.stream.hot_share = hot_cap_ / 100;

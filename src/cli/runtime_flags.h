@@ -24,6 +24,8 @@ class RuntimeFlags {
                             dense_ = "copy", evict_ = "lfu", read_ahead_ = "auto", pack_ = "auto",
                             verify_ = "none", profile_ = "auto", fill_ = "warm", moce_ = "off",
                             moce_residency_ = "live";
+  int watchdog_ms_ = 100;
+  std::string swap_limit_;
   double hot_cap_ = 100 * experts::kDefaultHotShare;
   experts::MoceOptions moce_options_;
   int threads_ = 0;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "base/machine.h"
@@ -33,6 +34,7 @@ Json reads_json(const ReadCounts& reads) {
 
 Json io_json(const experts::IoReport& io) {
   return {{"requested", experts::io_mode_name(io.requested)},
+          {"mapped", io.mapped},
           {"engine", experts::engine_name(io.engine)},
           {"direct", io.direct},
           {"proven", io.proven},
@@ -226,6 +228,24 @@ Json residency_json(const engine::Session& session, const Counters& c) {
   return out;
 }
 
+std::string watchdog_row(const engine::Runtime& runtime) {
+  const experts::Watchdog* watchdog = runtime.watchdog();
+  if (watchdog == nullptr) return {};
+  const experts::WatchdogReport r = watchdog->report();
+  if (r.events.empty()) return {};
+  uint64_t given_back = 0;
+  std::array<int, 4> n{};
+  for (const experts::WatchdogEvent& event : r.events) {
+    given_back += event.given_back;
+    ++n[static_cast<size_t>(event.pressure)];
+  }
+  return fmt::format(
+      "  watchdog    {} warnings, {} times slots to give back ({}), {} aborts; at least {} were "
+      "available, {} swapped out\n",
+      n[1], n[2], format_bytes(given_back), n[3], format_bytes(r.min_available),
+      format_bytes(r.max_swapped));
+}
+
 std::string phase_row(const char* name, int64_t tokens, double seconds) {
   if (tokens == 0) return {};
   return fmt::format("  {:<12}{:>8}{:>11.3f} s{:>12.2f}\n", name, tokens, seconds,
@@ -263,6 +283,10 @@ std::string summary_table(engine::Session& session, const std::string& end) {
         uses.total(), share(uses.arena, uses.total()), uses.arena, share(ahead, uses.total()),
         ahead, share(misses, uses.total()), misses);
   }
+  if (counters.mapped != 0) {
+    out += fmt::format("  experts     {} uses, all in the mapped file; {} fetched from the disk\n",
+                       counters.mapped, format_bytes(storage_bytes_read()));
+  }
   out += moce_row(runtime);
   out += profile_rows(session, counters);
   out += ahead_rows(runtime.stream(), counters);
@@ -288,14 +312,16 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   if (runtime.rows() != nullptr) {
     out += fmt::format("  n-gram rows {}\n", runtime.rows()->io().describe());
   }
-  out +=
-      fmt::format("  arena       {} of {} experts ({:.1f} %), {}, {} of it on huge pages\n",
-                  plan.slots(), plan.shape.n_experts(), share(plan.slots(), plan.shape.n_experts()),
-                  format_bytes(plan.arena), format_bytes(load.arena_huge_bytes));
+  if (plan.slots() != 0)
+    out += fmt::format("  arena       {} of {} experts ({:.1f} %), {}, {} of it on huge pages\n",
+                       plan.slots(), plan.shape.n_experts(),
+                       share(plan.slots(), plan.shape.n_experts()), format_bytes(plan.arena),
+                       format_bytes(load.arena_huge_bytes));
   const uint64_t planned = std::max(plan.peak_decode, plan.peak_prefill) - plan.slack;
   out +=
       fmt::format("  memory      {} planned at the peak, without slack; {} measured at the peak\n",
                   format_bytes(planned), format_bytes(session.peak_footprint()));
+  out += watchdog_row(runtime);
   out += fmt::format("  compute     {} threads, {}, {} activations\n", runtime.options().threads,
                      quant::isa_name(quant::current_isa()),
                      runtime.options().precision == quant::Precision::Exact ? "f32" : "8-bit");
@@ -311,6 +337,7 @@ Json timings_json(const engine::Session& session, const engine::Runtime& runtime
   const engine::LoadReport& load = runtime.load();
   return {{"load", {{"open_s", load.open_s}, {"dense_s", load.dense_s}, {"arena_s", load.arena_s}}},
           {"fill", {{"experts", load.fill.experts}, {"seconds", load.fill.seconds}}},
+          {"scratch_map", {{"seconds", timings.scratch_s}}},
           {"prefill",
            {{"tokens", timings.prefill_tokens},
             {"seconds", timings.prefill_s},
@@ -327,6 +354,7 @@ Json counters_json(const engine::Session& session) {
   const Counters c = runtime.counters();
   return {{"uses_first", uses_json(c.first)},
           {"uses_steady", uses_json(c.steady)},
+          {"uses_mapped", c.mapped},
           {"uses_expected", c.uses_expected},
           {"steps", c.steps},
           {"tokens", c.tokens},
@@ -353,6 +381,35 @@ Json counters_json(const engine::Session& session) {
           {"dev_bytes", storage_bytes_read()}};
 }
 
+Json watchdog_json(const engine::Runtime& runtime) {
+  const experts::Watchdog* watchdog = runtime.watchdog();
+  if (watchdog == nullptr) return nullptr;
+  const experts::WatchdogReport r = watchdog->report();
+  const experts::WatchdogPolicy& p = r.policy;
+  Json events = Json::array();
+  for (const experts::WatchdogEvent& event : r.events) {
+    events.push_back({{"at_s", event.sample.at_s},
+                      {"pressure", experts::pressure_name(event.pressure)},
+                      {"available", event.sample.available},
+                      {"swapped", event.sample.swapped},
+                      {"given_back", event.given_back}});
+  }
+  return {{"policy",
+           {{"period_ms", p.period_ms},
+            {"fuse", p.fuse},
+            {"warn_below", p.warn_below()},
+            {"shrink_below", p.shrink_below()},
+            {"abort_below", p.abort_below()},
+            {"swap_limit", p.swap_limit},
+            {"shrink_share", p.shrink_share},
+            {"shrink_pause_ms", p.shrink_pause_ms}}},
+          {"samples", r.samples},
+          {"min_available", r.samples == 0 ? Json() : Json(r.min_available)},
+          {"max_swapped", r.max_swapped},
+          {"slots_left", runtime.stream().shape().slots()},
+          {"events", std::move(events)}};
+}
+
 Json source_json(const engine::Runtime& runtime) {
   Json out;
   if (const auto& pack = runtime.source().pack) {
@@ -377,6 +434,7 @@ Json plan_json(engine::Session& session) {
   Json terms;
   for (const auto& [name, bytes] : plan.rows()) terms[name] = bytes;
   const Footprint memory = footprint();
+  const engine::PromptMemory& prompt = session.prompt_memory();
   return {{"terms", std::move(terms)},
           {"slots", plan.slots()},
           {"experts", plan.shape.n_experts()},
@@ -398,7 +456,15 @@ Json plan_json(engine::Session& session) {
             {"peak_footprint", session.peak_footprint()},
             {"anonymous", memory.anonymous},
             {"locked_file", memory.locked_file},
-            {"peak_rss", memory.peak_rss}}}};
+            {"peak_rss", memory.peak_rss},
+            {"prompt_scratch",
+             {{"planned", prompt.scratch},
+              {"footprint_before", prompt.before},
+              {"footprint_peak", prompt.peak},
+              {"footprint_after", prompt.after},
+              {"state_at_most", prompt.state},
+              {"kept", prompt.kept()},
+              {"prompts_that_kept", session.prompts_that_kept_scratch()}}}}}};
 }
 
 }  // namespace penstock::cli

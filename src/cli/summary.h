@@ -14,6 +14,8 @@ std::string summary_table(engine::Session& session, const std::string& end);
 
 nlohmann::ordered_json timings_json(const engine::Session& session, const engine::Runtime& runtime);
 nlohmann::ordered_json counters_json(const engine::Session& session);
+// The policy in force, what was seen and what was done; null when it was switched off.
+nlohmann::ordered_json watchdog_json(const engine::Runtime& runtime);
 // Where the experts come from and how they are read.
 nlohmann::ordered_json source_json(const engine::Runtime& runtime);
 nlohmann::ordered_json plan_json(engine::Session& session);

@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "engine/runtime.h"
 #include "engine/speed.h"
+#include "experts/forwarding_stream.h"
 #include "experts/iobench.h"
 #include "ops/matmul.h"
 
@@ -163,16 +164,16 @@ void measure_kernels(const OpenedModel& opened, const MemoryPlan& plan, MachineF
 // ------------------------------------------------------------------------------ the model
 
 // Notes when the routed experts' turn comes and when it is over.
-class TimedStream final : public experts::Stream {
+class TimedStream final : public experts::ForwardingStream {
  public:
-  explicit TimedStream(experts::Stream& inner) : inner_(inner) {}
+  using ForwardingStream::ForwardingStream;
 
   double shared_s = 0;   // from the router's word to the first expert
   double experts_s = 0;  // from then on to the last
 
   experts::Routing begin(int index, const float* logits, int rows, const experts::RouteRule& rule,
                          experts::Phase phase) override {
-    const experts::Routing routing = inner_.begin(index, logits, rows, rule, phase);
+    const experts::Routing routing = ForwardingStream::begin(index, logits, rows, rule, phase);
     begun_ = now_ns();
     first_ = 0;
     return routing;
@@ -183,22 +184,13 @@ class TimedStream final : public experts::Stream {
       first_ = now;
       shared_s += static_cast<double>(first_ - begun_) * 1e-9;
     }
-    const auto batch = inner_.next();
+    const auto batch = ForwardingStream::next();
     if (batch.empty()) experts_s += static_cast<double>(now - first_) * 1e-9;
     return batch;
   }
-  void end() override { inner_.end(); }
-  void end_step(int rows) override { inner_.end_step(rows); }
-  const experts::Geometry& geometry() const override { return inner_.geometry(); }
-  const experts::Counters& counters() const override { return inner_.counters(); }
-  std::span<const uint64_t> layer_stall_ns() const override { return inner_.layer_stall_ns(); }
-  const experts::IoReport& io() const override { return inner_.io(); }
-  const experts::ArenaShape& shape() const override { return inner_.shape(); }
-  uint64_t arena_huge_bytes() const override { return inner_.arena_huge_bytes(); }
-  void set_trace(Trace trace) override { inner_.set_trace(std::move(trace)); }
+  int look_ahead() const override { return 0; }
 
  private:
-  experts::Stream& inner_;
   int64_t begun_ = 0;
   int64_t first_ = 0;
 };

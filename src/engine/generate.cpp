@@ -99,8 +99,14 @@ const char* stop_reason_text(StopReason reason) noexcept {
       return "context full";
     case StopReason::Cancelled:
       return "cancelled";
+    case StopReason::Watchdog:
+      return "watchdog";
   }
   return "unknown";
+}
+
+StopReason prefill_stop(const Session& session) noexcept {
+  return session.out_of_memory() ? StopReason::Watchdog : StopReason::Cancelled;
 }
 
 GenerateResult generate(Session& session, Sampler& sampler, const GenerateOptions& options,
@@ -130,6 +136,10 @@ GenerateResult generate(Session& session, Sampler& sampler, const GenerateOption
   };
 
   for (;;) {
+    if (session.out_of_memory()) {
+      end(StopReason::Watchdog);
+      break;
+    }
     if (keep_going && !keep_going()) {
       end(StopReason::Cancelled);
       break;

@@ -19,7 +19,10 @@ enum class StopReason {
   Length,       // max_tokens
   ContextFull,  // no room for another token
   Cancelled,
+  Watchdog,  // memory ran out
 };
+// Why a prefill that returned false was ended.
+StopReason prefill_stop(const Session& session) noexcept;
 const char* stop_reason_text(StopReason reason) noexcept;
 
 struct GenerateOptions {

@@ -12,6 +12,10 @@ namespace penstock::engine {
 namespace {
 
 constexpr std::array kPromptChunks = {512, 256, 128, 64, 32};
+// Longer chunks read each expert fewer times; where experts are streamed they may take this share
+// of the arena's memory for their scratch.
+constexpr std::array kLongChunks = {4096, 2048, 1024};
+constexpr uint64_t kScratchShare = 8;
 constexpr int64_t kDefaultContext = 4096;
 // Workers use a few KiB of stack; what the kernel keeps for each is its guard and first pages.
 constexpr uint64_t kStackBytes = 64 * 1024;
@@ -58,6 +62,8 @@ experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
   request.depth = options.stream.depth;
   request.transit = static_cast<uint64_t>(options.stream.transit_slots());
   request.evict = options.stream.evict;
+  request.mapped = options.stream.io == experts::IoMode::Mmap;
+  if (request.mapped) request.terms.io = 0;
   request.ctx = static_cast<int>(options.n_ctx);
   request.kv_per_position = needs.kv / static_cast<uint64_t>(options.n_ctx);
   request.prompt_chunk = prompt_chunk;
@@ -107,7 +113,8 @@ std::optional<experts::RowTable> OpenedModel::row_table() const {
 
 experts::RowStoreOptions OpenedModel::row_store_options() const {
   experts::RowStoreOptions rows;
-  rows.io = options.stream.io;
+  // Rows of the n-gram table are read, whatever is done with experts.
+  rows.io = options.stream.io == experts::IoMode::Mmap ? experts::IoMode::Auto : options.stream.io;
   rows.decorate = options.stream.decorate;
   return rows;
 }
@@ -126,6 +133,16 @@ MemoryPlan OpenedModel::plan(const MemoryFacts& machine, uint64_t taken) const {
     plan = with(chunk);
     plan.request.chunk_shrunk = chunk != kPromptChunks.front();
     if (plan.outcome.fits()) break;
+  }
+  if (!plan.outcome.fits() || plan.prompt_chunk != kPromptChunks.front() ||
+      plan.outcome.plan.shape.holds_all()) {
+    return plan;
+  }
+  for (const int chunk : kLongChunks) {
+    if (chunk > options.n_ctx) continue;
+    MemoryPlan longer = with(chunk);
+    const experts::Plan& p = longer.outcome.plan;
+    if (longer.outcome.fits() && p.terms.scratch_prompt <= p.arena / kScratchShare) return longer;
   }
   return plan;
 }

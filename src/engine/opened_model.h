@@ -13,6 +13,7 @@
 #include "experts/plan.h"
 #include "experts/profile.h"
 #include "experts/row_store.h"
+#include "experts/watchdog.h"
 #include "models/model.h"
 
 namespace penstock::engine {
@@ -24,14 +25,19 @@ struct RuntimeOptions {
   // "none".
   std::string profile = "auto";
   quant::Precision precision = quant::Precision::Fast;
-  int threads = 0;       // 0: one per physical performance core
-  int64_t n_ctx = 0;     // 0: 4096, or what the model was trained for if that is less
-  int prompt_chunk = 0;  // 0: the largest of 512, 256, 128, 64, 32 with which the plan fits
+  int threads = 0;    // 0: one per physical performance core
+  int64_t n_ctx = 0;  // 0: 4096, or what the model was trained for if that is less
+  // 0: the largest of 512, 256, 128, 64, 32 with which the plan fits; where experts are streamed up
+  // to 4096, as long as that takes little from the arena.
+  int prompt_chunk = 0;
   std::optional<models::KvType> kv;  // default: f16, or f32 with Precision::Exact
   models::DenseMode dense = models::DenseMode::Copy;
   std::optional<uint64_t> memory;       // bytes; default: what is available
   std::optional<uint64_t> arena_slots;  // instead of what the memory allows
   uint64_t caller_bytes = 0;            // what the caller needs beside the model, for the plan
+  int watchdog_ms = 100;                // how often memory is looked at; 0: never
+  uint64_t swap_limit = experts::WatchdogPolicy{}.swap_limit;
+  experts::Watchdog::Sampler memory_sampler = {};  // in place of the machine's, for tests
   experts::StreamOptions stream{.read_ahead = experts::ReadAhead::Auto};
 };
 

@@ -41,8 +41,8 @@ void Runtime::open_rows() {
   if (table == nullptr) return;
   const std::array<uint64_t, 1> probe = {table->offset};
   rows_ = std::make_unique<experts::RowStore>(
-      experts::StreamFiles::open({table->path}, options().stream.io, probe), *opened_.row_table(),
-      opened_.row_store_options());
+      experts::StreamFiles::open({table->path}, opened_.row_store_options().io, probe),
+      *opened_.row_table(), opened_.row_store_options());
   model().attach_table(rows_.get());
 }
 
@@ -86,6 +86,13 @@ void Runtime::load_all(const RuntimeOptions& options, const Progress& progress) 
       experts::make_stream(source().geometry, source().files, plan_.shape, opened_.options.stream);
   load_.arena_s = seconds_since(started);
   load_.arena_huge_bytes = stream_->arena_huge_bytes();
+  if (options.watchdog_ms > 0) {
+    experts::WatchdogPolicy policy = experts::watchdog_policy(plan_);
+    policy.period_ms = options.watchdog_ms;
+    policy.swap_limit = options.swap_limit;
+    watchdog_ = std::make_unique<experts::Watchdog>(
+        policy, options.memory_sampler ? options.memory_sampler : experts::machine_sampler());
+  }
   if (const experts::Profile* known = profile()) {
     stream_->set_prior(known->shares());
     load_.fill = stream_->fill(

@@ -41,6 +41,7 @@ class Runtime {
   models::Model& model() noexcept { return *opened_.model; }
   const models::Info& info() const noexcept { return opened_.model->info(); }
   experts::Stream& stream() noexcept { return *stream_; }
+  experts::Watchdog* watchdog() const noexcept { return watchdog_.get(); }  // null: switched off
   const experts::Stream& stream() const noexcept { return *stream_; }
   const experts::RowStore* rows() const noexcept { return rows_.get(); }
   const experts::ExpertSource& source() const noexcept { return opened_.source; }
@@ -74,6 +75,7 @@ class Runtime {
   std::unique_ptr<experts::Stream> stream_;
   experts::Plan plan_;
   LoadReport load_;
+  std::unique_ptr<experts::Watchdog> watchdog_;
 };
 
 }  // namespace penstock::engine

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/machine.h"
 
 namespace penstock::engine {
@@ -48,15 +49,58 @@ void Session::check_room(size_t n_tokens) const {
   }
 }
 
+// Between steps: what the watchdog saw is acted upon by the thread that owns residency.
+void Session::heed_watchdog() {
+  experts::Watchdog* const watchdog = runtime_.watchdog();
+  if (watchdog == nullptr) return;
+  runtime_.stream().allow_speculation(watchdog->pressure() == experts::Pressure::None);
+  if (watchdog->take_shrink()) {
+    const uint64_t bytes = runtime_.stream().shrink(watchdog->report().policy.shrink_share);
+    watchdog->gave_back(bytes);
+    log::warn("{} of the arena given back, {} slots are left", format_bytes(bytes),
+              runtime_.stream().shape().slots());
+  }
+}
+
+bool Session::out_of_memory() const noexcept {
+  const experts::Watchdog* const watchdog = runtime_.watchdog();
+  return watchdog != nullptr && watchdog->pressure() == experts::Pressure::Abort;
+}
+
 uint64_t Session::peak_footprint() {
   peak_footprint_ = std::max(peak_footprint_, footprint().total());
   return peak_footprint_;
 }
 
-// Prompt scratch is at its largest now; then it goes back to the system.
-void Session::end_prefill() {
-  peak_footprint();
-  runtime_.model().release_prompt_scratch();
+// The scratch is a phase of its own, neither prefill nor cleared: what it costs is seen.
+void Session::begin_prefill(size_t n_tokens) {
+  const auto chunk = static_cast<size_t>(runtime_.options().prompt_chunk);
+  const auto rows = static_cast<int64_t>(std::min(chunk, n_tokens));
+  prompt_memory_ = {};
+  if (rows <= models::kMaxStepRows) return;
+  prompt_memory_.scratch = runtime_.plan().terms.scratch_prompt;
+  prompt_memory_.before = footprint().total();
+  const int64_t started = now_ns();
+  runtime_.model().map_prompt_scratch(rows, state_);
+  timings_.scratch_s += seconds_since(started);
+}
+
+// The scratch is at its largest now; then it goes back to the system, which is looked at.
+void Session::end_prefill(size_t n_tokens) {
+  PromptMemory& m = prompt_memory_;
+  const uint64_t at_most = peak_footprint();
+  release_scratch();
+  if (m.scratch == 0) return;
+  m.peak = at_most;
+  m.after = footprint().total();
+  const experts::PlanTerms& terms = runtime_.plan().terms;
+  m.state = terms.state +
+            terms.kv / static_cast<uint64_t>(n_ctx()) * (static_cast<uint64_t>(n_tokens) + 1);
+  if (!m.kept()) return;
+  ++kept_scratch_;
+  log::warn("{} of a prompt's scratch of {} were not given back ({} before it, {} after it)",
+            format_bytes(m.after - m.before), format_bytes(m.scratch), format_bytes(m.before),
+            format_bytes(m.after));
 }
 
 void Session::forward(experts::Stream& stream, const models::Batch& batch, float* logits) {
@@ -68,12 +112,15 @@ void Session::forward(experts::Stream& stream, const models::Batch& batch, float
 bool Session::prefill(std::span<const int32_t> tokens, const KeepGoing& keep_going) {
   check_room(tokens.size());
   const auto chunk = static_cast<size_t>(runtime_.options().prompt_chunk);
+  begin_prefill(tokens.size());
   const int64_t started = now_ns();
-  WatchedStream stream(runtime_.stream(), keep_going);
+  const KeepGoing go_on = [&] { return !out_of_memory() && (!keep_going || keep_going()); };
+  WatchedStream stream(runtime_.stream(), go_on);
   size_t done = 0;
   try {
     while (done < tokens.size()) {
-      if (keep_going && !keep_going()) break;
+      heed_watchdog();
+      if (!go_on()) break;
       const size_t n = std::min(chunk, tokens.size() - done);
       const bool last = done + n == tokens.size();
       forward(stream,
@@ -88,7 +135,7 @@ bool Session::prefill(std::span<const int32_t> tokens, const KeepGoing& keep_goi
   }
   timings_.prefill_tokens += static_cast<int64_t>(done);
   timings_.prefill_s += seconds_since(started);
-  end_prefill();
+  end_prefill(done);
   return done == tokens.size();
 }
 
@@ -99,6 +146,7 @@ void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
   const size_t chunk = std::clamp<size_t>(kMaxLogits / n_vocab_, 1,
                                           static_cast<size_t>(runtime_.options().prompt_chunk));
   std::vector<float> all(std::min(chunk, tokens.size()) * n_vocab_);
+  begin_prefill(std::min(chunk, tokens.size()));
   for (size_t done = 0; done < tokens.size();) {
     const size_t n = std::min(chunk, tokens.size() - done);
     const int64_t first = position();
@@ -111,11 +159,12 @@ void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
     std::memcpy(logits_.data(), all.data() + (n - 1) * n_vocab_, n_vocab_ * sizeof(float));
     done += n;
   }
-  end_prefill();
+  end_prefill(tokens.size());
 }
 
 void Session::decode(int32_t token) {
   check_room(1);
+  heed_watchdog();
   const int64_t started = now_ns();
   forward(runtime_.stream(),
           {.tokens = {&token, 1}, .phase = experts::Phase::Decode, .logits = models::Logits::Last},
@@ -132,6 +181,7 @@ void Session::decode(int32_t token) {
 
 std::span<const float> Session::step(std::span<const int32_t> tokens) {
   check_room(tokens.size());
+  heed_watchdog();
   step_logits_.resize(tokens.size() * n_vocab_);
   runtime_.model().step(
       state_, runtime_.stream(),

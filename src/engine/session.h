@@ -16,6 +16,7 @@ namespace penstock::engine {
 // logits exist; the first decode step is counted apart from the others.
 struct Timings {
   int64_t prefill_tokens = 0;
+  double scratch_s = 0;  // mapping the prompts' scratch, before prefill
   double prefill_s = 0;
   int64_t first_tokens = 0;  // 0 or 1
   double first_s = 0;
@@ -26,9 +27,23 @@ struct Timings {
   double decode_rate() const noexcept;   // of the tokens after the first
 };
 
+// What a prompt's scratch did to the footprint, in bytes (spec/streaming.md §G.4): measured before
+// it was mapped, at its largest and after it was given back.
+struct PromptMemory {
+  uint64_t scratch = 0;  // as planned; 0: the prompt needed none
+  uint64_t before = 0, peak = 0, after = 0;
+  uint64_t state = 0;  // what the prompt's keys and values may have added meanwhile
+  // What is left of the scratch after its release, beyond 5 % of it.
+  bool kept() const noexcept { return after > before + state + scratch / 20 + kNoise; }
+
+ private:
+  static constexpr uint64_t kNoise = uint64_t{2} << 20;  // heaps and page tables
+};
+
 class Session {
  public:
   explicit Session(Runtime& runtime);
+  virtual ~Session() = default;
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -59,6 +74,9 @@ class Session {
   std::span<const float> step(std::span<const int32_t> tokens);
   void commit(int n);
 
+  // Memory has run out (Watchdog): what is running ends after its token, nothing new begins.
+  bool out_of_memory() const noexcept;
+
   // False after a step that failed or was ended half-way: only reset(), rewind() and restore() make
   // the session usable again.
   bool intact() const noexcept { return intact_; }
@@ -86,11 +104,19 @@ class Session {
   // The largest footprint seen (spec/streaming.md §C.4), in bytes: sampled at the end of every
   // prefill, before its scratch is given back, and by this call.
   uint64_t peak_footprint();
+  // Of the last prompt that took scratch, and how many kept some.
+  const PromptMemory& prompt_memory() const noexcept { return prompt_memory_; }
+  int prompts_that_kept_scratch() const noexcept { return kept_scratch_; }
   uint64_t last_peak_footprint() const noexcept { return peak_footprint_; }  // without a new look
+
+ protected:
+  virtual void release_scratch() { runtime_.model().release_prompt_scratch(); }
 
  private:
   void check_room(size_t n_tokens) const;
-  void end_prefill();
+  void heed_watchdog();
+  void begin_prefill(size_t n_tokens);
+  void end_prefill(size_t n_tokens);
   void forward(experts::Stream& stream, const models::Batch& batch, float* logits);
 
   Runtime& runtime_;
@@ -101,6 +127,8 @@ class Session {
   bool intact_ = true;
   Timings timings_;
   uint64_t peak_footprint_ = 0;
+  PromptMemory prompt_memory_;
+  int kept_scratch_ = 0;
 };
 
 }  // namespace penstock::engine

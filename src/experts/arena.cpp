@@ -9,21 +9,20 @@
 #include "base/clock.h"
 
 namespace penstock::experts {
-Arena::Arena(const ArenaShape& shape, double huge_seconds, uint64_t max_range) {
+
+Arena::Arena(const ArenaShape& shape, double huge_seconds, uint64_t max_range)
+    : max_range_(max_range) {
   uint64_t offset = 0;
   uint32_t first = 0;
-  uint32_t range = 0;
   const auto add = [&](uint64_t n, uint64_t slot_bytes) {
     if (n == 0) return;
-    const uint64_t per_range = std::max<uint64_t>(1, max_range / slot_bytes);
-    groups_.push_back({first, static_cast<uint32_t>(n), offset, slot_bytes,
-                       static_cast<uint32_t>(per_range), range});
+    groups_.push_back({first, static_cast<uint32_t>(n), offset, slot_bytes, 0, 0});
     offset += n * slot_bytes;
     first += static_cast<uint32_t>(n);
-    range += static_cast<uint32_t>((n + per_range - 1) / per_range);
   };
   for (const SlotClass& c : shape.classes) add(c.slots, c.slot_bytes);
   add(shape.transit, shape.largest_slot());
+  number_ranges();
   mapping_ = Mapping(offset, huge_seconds > 0 ? Pages::Huge : Pages::Small);
   fault_in(huge_seconds);
   huge_ = huge_bytes(mapping_.data(), mapping_.size());
@@ -55,6 +54,30 @@ void Arena::fault_in(double huge_seconds) {
   for (unsigned t = 1; t < n; ++t) threads.emplace_back(work);
   work();
   for (std::thread& thread : threads) thread.join();
+}
+
+void Arena::number_ranges() {
+  uint32_t range = 0;
+  for (Group& group : groups_) {
+    group.per_range =
+        static_cast<uint32_t>(std::max<uint64_t>(1, max_range_ / group.slot_bytes));
+    group.first_range = range;
+    range += (group.n + group.per_range - 1) / group.per_range;
+  }
+}
+
+// Unmapping would leave a hole that a later mapping could take and that ~Mapping would then unmap:
+// the addresses stay ours, the pages go.
+uint64_t Arena::give_back(int32_t last, uint64_t n) {
+  Group* group = &groups_.back();
+  while (group->first > static_cast<uint32_t>(last)) --group;
+  const uint64_t end = group->offset + uint64_t{group->n} * group->slot_bytes;
+  group->n -= static_cast<uint32_t>(n);
+  number_ranges();
+  const uint64_t from = round_up(end - n * group->slot_bytes, kPageSize);
+  const uint64_t to = round_down(end, kPageSize);
+  if (from >= to || madvise(mapping_.data() + from, to - from, MADV_DONTNEED) != 0) return 0;
+  return to - from;
 }
 
 std::vector<MemoryRange> Arena::ranges() const {

@@ -30,6 +30,9 @@ class Arena {
     return group_of(static_cast<uint32_t>(id)).slot_bytes;
   }
   uint64_t bytes() const noexcept { return mapping_.size(); }
+  // Gives the memory of the last `n` slots of the group that holds slot `last` back to the system;
+  // they must not be used again. Returns the bytes given back. Nothing of it may be registered.
+  uint64_t give_back(int32_t last, uint64_t n);
   uint64_t huge() const noexcept { return huge_; }  // measured
 
   // Ranges of whole slots, each of at most max_range bytes, to register with io_uring; and the
@@ -52,6 +55,8 @@ class Arena {
     return groups_[i];
   }
   void fault_in(double huge_seconds);
+  void number_ranges();
+  uint64_t max_range_;
 
   std::vector<Group> groups_;  // those with slots, in order
   Mapping mapping_;

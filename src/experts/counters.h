@@ -87,6 +87,7 @@ struct AheadMeasures {
 struct Counters {
   UseCounts first;             // the first decode token
   UseCounts steady;            // all later ones
+  uint64_t mapped = 0;         // uses in the page cache, outside the classes (IoMode::Mmap)
   uint64_t uses_expected = 0;  // U: rows * n_used over all layers of all steps
   uint64_t steps = 0;
   uint64_t tokens = 0;  // decode rows

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "experts/arena.h"
+#include "experts/layer_router.h"
 #include "experts/moce.h"
 #include "experts/read_ahead.h"
 #include "experts/read_queue.h"
@@ -35,6 +36,8 @@ class ExpertStream final : public Stream {
   void set_prior(std::span<const float> shares) override;
   FillReport fill(const FillProgress& progress) override;
   void end_turn() override;
+  void allow_speculation(bool allowed) override { speculation_allowed_ = allowed; }
+  uint64_t shrink(double share) override;
 
   const Geometry& geometry() const override { return geometry_; }
   const Counters& counters() const override { return counters_; }
@@ -49,7 +52,8 @@ class ExpertStream final : public Stream {
   const IoReport& io() const override { return io_; }
   const ArenaShape& shape() const override { return shape_; }
   uint64_t arena_huge_bytes() const override { return arena_.huge(); }
-  void set_trace(Trace trace) override { trace_ = std::move(trace); }
+  void observe(RouteObserver* observer) override { layer_router_.observe(observer); }
+  void record(Timeline* timeline) override;
 
  private:
   // An expert of the current layer whose slot is READY and pinned.
@@ -85,7 +89,7 @@ class ExpertStream final : public Stream {
   void register_arena();
   void fill_alias();
   void open_layer(int index, int rows, const RouteRule& rule, Phase phase);
-  void route(const float* logits, int rows, const RouteRule& rule, Phase phase);
+  Routing route(const float* logits, int rows, const RouteRule& rule, Phase phase);
   void begin_token();
   void classify_decode(const float* logits, int rows, int n_used);
   void collect_prompt(int rows, int n_used);
@@ -98,6 +102,7 @@ class ExpertStream final : public Stream {
   void raise_failure();
   bool record_is_sound(const Slot& slot, int32_t id);
   void copy_io_counters();
+  void note(Work next);  // for the timeline: what was done until now is over, `next` begins
   // Read-ahead.
   int last_layer() const noexcept { return static_cast<int>(geometry_.layers.size()) - 1; }
   bool reads_ahead() const noexcept;
@@ -126,6 +131,7 @@ class ExpertStream final : public Stream {
   Geometry geometry_;
   std::shared_ptr<const StreamFiles> files_;
   ArenaShape shape_;
+  std::vector<uint64_t> slots_at_first_;  // by class: shrink() takes some away
   StreamOptions options_;
   IoReport io_;
   std::vector<RecordLayout> layouts_;
@@ -137,7 +143,9 @@ class ExpertStream final : public Stream {
   std::vector<int32_t> alias_;    // by layer: experts filled in; empty without --alias-experts
   ReadQueue queue_;
 
+  LayerRouter layer_router_;
   std::optional<CacheRouter> router_;  // with cache-aware routing
+  bool speculation_allowed_ = true;
   // What is still to be read because a profile counts it, in order.
   std::vector<Guess> fill_;
   size_t fill_head_ = 0;
@@ -149,9 +157,7 @@ class ExpertStream final : public Stream {
   Phase phase_ = Phase::Decode;
   uint64_t clock_ = 0;  // counts begin() calls: the time of last_use
   std::vector<uint64_t> snapshot_;
-  std::vector<float> probabilities_;
-  std::vector<int32_t> ids_;
-  std::vector<float> weights_;
+  std::span<const int32_t> ids_;  // what was selected
   std::vector<uint64_t> seen_;    // by expert: the clock when it was last selected
   std::vector<int32_t> pending_;  // experts without a slot yet, in file order
   size_t pending_head_ = 0;
@@ -189,7 +195,8 @@ class ExpertStream final : public Stream {
   uint64_t since_verified_ = 0;  // records read
   Counters counters_;
   std::vector<uint64_t> layer_stall_ns_;
-  Trace trace_;
+  Timeline* timeline_ = nullptr;
+  Work work_ = Work::Dense;  // what the scheduling thread is at
 };
 
 }  // namespace penstock::experts

@@ -19,6 +19,10 @@ const char* engine_name(Engine engine) noexcept {
 }
 
 std::string IoReport::describe() const {
+  if (mapped) {
+    return fmt::format("experts in place in the mapped file, through the page cache{}{}",
+                       reason.empty() ? "" : "; ", reason);
+  }
   std::string text = engine_name(engine);
   if (engine == Engine::Pool) text += fmt::format(" ({} threads)", threads);
   if (!direct) {

@@ -28,6 +28,7 @@ struct IoReport {
   IoMode requested = IoMode::Auto;
   Engine engine = Engine::Synchronous;
   int threads = 0;          // of the pool
+  bool mapped = false;      // nothing is read: experts are used in the mapped files
   bool direct = false;      // every file is read past the page cache
   bool proven = false;      // the page cache was seen to stay empty (false: could not be observed)
   uint32_t alignment = 1;   // of offsets and lengths
@@ -119,6 +120,7 @@ class IoBackend {
   virtual size_t wait(std::span<ReadResult> out, size_t min) = 0;
   // Registers memory for ReadOp::buffer (index = position). 0, or the errno of the refusal.
   virtual int register_buffers(std::span<const MemoryRange> ranges) = 0;
+  virtual void unregister_buffers() {}  // precondition: nothing in flight
   virtual Engine engine() const noexcept = 0;
 };
 

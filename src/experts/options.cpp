@@ -16,7 +16,8 @@ struct Choice {
 constexpr Choice<IoMode> kIoModes[] = {{IoMode::Auto, "auto"},
                                        {IoMode::Uring, "uring"},
                                        {IoMode::Pread, "pread"},
-                                       {IoMode::Buffered, "buffered"}};
+                                       {IoMode::Buffered, "buffered"},
+                                       {IoMode::Mmap, "mmap"}};
 constexpr Choice<Evict> kEvicts[] = {
     {Evict::Lfu, "lfu"}, {Evict::Lru, "lru"}, {Evict::Profile, "profile"}, {Evict::Cycle, "cycle"}};
 constexpr Choice<Fill> kFills[] = {

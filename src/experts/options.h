@@ -14,8 +14,9 @@ class IoBackend;
 
 // `--io`: how expert reads reach the disk. Auto: io_uring, else the pread pool; both direct
 // (O_DIRECT) where the file system proves to support it. Buffered: pread pool through the page
-// cache, whose pages are dropped after each read.
-enum class IoMode { Auto, Uring, Pread, Buffered };
+// cache, whose pages are dropped after each read. Mmap: no arena, experts are used where they lie in
+// the mapped file.
+enum class IoMode { Auto, Uring, Pread, Buffered, Mmap };
 IoMode parse_io_mode(std::string_view text);  // throws Error(Usage)
 const char* io_mode_name(IoMode mode) noexcept;
 
@@ -81,7 +82,9 @@ struct PackChoice {
 uint64_t parse_verify(std::string_view text);  // throws Error(Usage)
 std::string verify_name(uint64_t every);
 
-inline constexpr double kDefaultHotShare = 1.0;
+// No protection: it cost misses wherever it was tried, the more the larger it was
+// (docs/decisions/012-policies.md).
+inline constexpr double kDefaultHotShare = 0.0;
 
 struct StreamOptions {
   IoMode io = IoMode::Auto;

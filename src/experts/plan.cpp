@@ -185,8 +185,10 @@ PlanOutcome try_plan(const PlanRequest& request) {
 
   const bool chosen = request.memory.has_value() || request.arena_slots.has_value();
   const uint64_t least_slack = chosen ? kLeastChosenSlack : kLeastSlack;
-  const bool too_few = request.arena_slots && *request.arena_slots < plan.hard_floor;
-  if (request.arena_slots) {
+  const bool too_few = !request.mapped && request.arena_slots && *request.arena_slots < plan.hard_floor;
+  if (request.mapped) {
+    plan.hard_floor = 0;
+  } else if (request.arena_slots) {
     share_slots(plan.shape, too_few ? plan.hard_floor : *request.arena_slots, request.depth,
                 request.transit);
   } else {
@@ -210,7 +212,7 @@ PlanOutcome try_plan(const PlanRequest& request) {
     outcome.refusal =
         too_large(request, plan, "too little memory would be left to the rest of the machine",
                   plan.peak_prefill + kept - plan.available);
-  } else {
+  } else if (!request.mapped) {
     outcome.refusal = check_cycle(request, plan);
   }
   return outcome;

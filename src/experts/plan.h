@@ -36,6 +36,7 @@ struct PlanRequest {
   std::optional<uint64_t> arena_slots;  // --arena-slots, transit slots not counted
   int depth = 8;
   uint64_t transit = 16;
+  bool mapped = false;  // no arena: experts are used in the mapped file
   Evict evict = Evict::Lfu;
   // For the remedies in a refusal: the settings in force and what one unit of each costs.
   int ctx = 0;

@@ -209,7 +209,8 @@ UseCounter::UseCounter(const Geometry& geometry) {
   }
 }
 
-void UseCounter::see(int index, Phase phase, std::span<const int32_t> ids) noexcept {
+void UseCounter::selected(int index, int, Phase phase, std::span<const int32_t> ids,
+                          std::span<const float>) {
   LayerUses& layer = layers_[static_cast<size_t>(index)];
   std::vector<uint64_t>& counts = phase == Phase::Decode ? layer.decode : layer.prompt;
   for (const int32_t e : ids) ++counts[static_cast<size_t>(e)];

@@ -49,11 +49,12 @@ std::vector<uint64_t> window_hashes(std::span<const int32_t> tokens);
 // prediction for unseen text.
 bool in_sample(const Profile& profile, std::span<const int32_t> tokens);
 
-// Counts what a stream selects; give see() to Stream::set_trace().
-class UseCounter {
+// Counts what a stream selects.
+class UseCounter final : public RouteObserver {
  public:
   explicit UseCounter(const Geometry& geometry);
-  void see(int index, Phase phase, std::span<const int32_t> ids) noexcept;
+  void selected(int index, int row, Phase phase, std::span<const int32_t> ids,
+                std::span<const float> logits) override;
   std::vector<LayerUses> layers() const { return layers_; }
 
  private:

@@ -131,6 +131,7 @@ bool ReadQueue::advance(Op& op, int64_t result, int* error) const noexcept {
 void ReadQueue::finish(uint32_t index, int error, int64_t now) {
   const Op& op = ops_[index];
   const auto latency = static_cast<uint64_t>(now - op.start_ns);
+  if (timeline_ != nullptr) timeline_->read(op.read.reason, op.read.bytes, op.start_ns, now);
   latency_ns_ += latency;
   latencies_[static_cast<size_t>(op.read.reason)].add(latency);
   done_.push_back({op.read.tag, error, op.read.offset + op.done});

@@ -10,6 +10,7 @@
 
 #include "experts/counters.h"
 #include "experts/io.h"
+#include "experts/timeline.h"
 
 namespace penstock::experts {
 
@@ -57,6 +58,7 @@ class ReadQueue {
 
   size_t outstanding() const noexcept { return ops_.size() - free_.size(); }
   IoBackend& backend() noexcept { return *backend_; }
+  void record(Timeline* timeline) noexcept { timeline_ = timeline; }  // null: nowhere
 
   const ReadCounts& counts(ReadReason reason) const noexcept {
     return counts_[static_cast<size_t>(reason)];
@@ -81,6 +83,7 @@ class ReadQueue {
   bool advance(Op& op, int64_t result, int* error) const noexcept;
 
   std::unique_ptr<IoBackend> backend_;
+  Timeline* timeline_ = nullptr;
   uint32_t alignment_;
   std::vector<Op> ops_;
   std::vector<uint32_t> free_;   // of ops_

@@ -47,6 +47,7 @@ Residency::Residency(const Geometry& geometry, const ArenaShape& shape, Evict ev
   }
   first_transit_ = n;
   first_.push_back(static_cast<uint32_t>(n));
+  end_.assign(first_.begin() + 1, first_.end());
   n += shape.transit;
   slots_.resize(n);
   heap_at_.assign(n, 0);
@@ -248,6 +249,21 @@ void Residency::recycle_failed() {
   failed_.clear();
 }
 
+void Residency::retire(uint32_t slot_class, uint64_t n) {
+  const uint32_t end = end_[slot_class];
+  require(n <= end - first_[slot_class], "more slots are given back than there are");
+  const auto first = static_cast<int32_t>(end - static_cast<uint32_t>(n));
+  for (int32_t id = first; id < static_cast<int32_t>(end); ++id) {
+    Slot& s = slots_[static_cast<size_t>(id)];
+    require(s.pin == 0 && (s.state == SlotState::Ready || s.state == SlotState::Empty),
+            "a slot that is given back is in use");
+    if (s.state == SlotState::Ready) evict(id);
+    s.state = SlotState::Retired;
+  }
+  std::erase_if(empty_[slot_class], [&](int32_t id) { return id >= first; });
+  end_[slot_class] = static_cast<uint32_t>(first);
+}
+
 void Residency::pin(int32_t id) {
   Slot& s = slots_[static_cast<size_t>(id)];
   require(s.state == SlotState::Ready, "only a READY slot can be pinned");
@@ -292,7 +308,7 @@ void Residency::choose_hot(double share) {
   n_hot_ = 0;
   std::vector<std::pair<float, size_t>> ranked;  // a turn is over: there is time to allocate
   for (size_t c = 0; c + 1 < first_.size(); ++c) {
-    const uint64_t n_slots = first_[c + 1] - first_[c];
+    const uint64_t n_slots = end_[c] - first_[c];
     uint64_t layer = 0;  // the largest of the class
     for (size_t l = 0; l < class_of_layer_.size(); ++l) {
       if (class_of_layer_[l] == c) {
@@ -302,7 +318,7 @@ void Residency::choose_hot(double share) {
     const uint64_t cap = std::min(hot_cap(n_slots, layer),
                                   static_cast<uint64_t>(share * static_cast<double>(n_slots)));
     ranked.clear();
-    for (size_t id = first_[c]; id < first_[c + 1]; ++id) {
+    for (size_t id = first_[c]; id < end_[c]; ++id) {
       const Slot& s = slots_[id];
       if (s.state != SlotState::Ready) continue;
       const size_t k = key(s.layer, s.expert);

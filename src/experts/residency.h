@@ -15,8 +15,9 @@
 
 namespace penstock::experts {
 
-// EMPTY -> READING -> READY -> EMPTY; READING -> FAILED, which recycle_failed() ends.
-enum class SlotState : uint8_t { Empty, Reading, Ready, Failed };
+// EMPTY -> READING -> READY -> EMPTY; READING -> FAILED, which recycle_failed() ends. RETIRED slots
+// were given back to the system.
+enum class SlotState : uint8_t { Empty, Reading, Ready, Failed, Retired };
 
 struct Slot {
   int32_t layer = -1;  // index of the layer
@@ -57,6 +58,9 @@ class Residency {
   void complete(int32_t id, bool ok);  // READING -> READY or FAILED
   void release_transit(int32_t id);    // READY -> EMPTY
   void recycle_failed();               // FAILED -> EMPTY, all of them
+  // Takes the last `n` slots of the class out of use for good; their experts are evicted.
+  // Precondition: none of them is being read or pinned.
+  void retire(uint32_t slot_class, uint64_t n);
 
   // A pinned slot is no victim. `used_at`: the time that unpin records as the last use; 0 leaves
   // it.
@@ -128,6 +132,7 @@ class Residency {
   size_t first_transit_ = 0;
   std::vector<uint32_t> class_of_layer_;
   std::vector<uint32_t> first_;     // first slot of each class
+  std::vector<uint32_t> end_;       // behind the last one in use
   std::vector<size_t> layer_base_;  // first key of each layer
   std::vector<size_t> word_base_;   // first word of each layer in ready_
   std::vector<int32_t> map_;        // by key

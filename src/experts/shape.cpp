@@ -9,10 +9,6 @@
 namespace penstock::experts {
 namespace {
 
-uint64_t class_floor(const SlotClass& c, int depth) noexcept {
-  return std::min<uint64_t>(c.n_experts, static_cast<uint64_t>(c.max_used + depth));
-}
-
 uint64_t slots_at(const SlotClass& c, double cycles, int depth) noexcept {
   const double want = cycles * static_cast<double>(c.cycle);
   const uint64_t slots =
@@ -65,6 +61,10 @@ void fill(ArenaShape& shape, uint64_t budget, int depth, Price price) {
 }
 
 }  // namespace
+
+uint64_t class_floor(const SlotClass& c, int depth) noexcept {
+  return std::min<uint64_t>(c.n_experts, static_cast<uint64_t>(c.max_used + depth));
+}
 
 uint64_t ArenaShape::slots() const noexcept {
   uint64_t sum = 0;

@@ -36,6 +36,9 @@ struct ArenaShape {
 // Classes for a model read with this alignment (StreamFiles::alignment()); no slots yet.
 ArenaShape arena_shape(const Geometry& geometry, uint32_t alignment);
 
+// The same for one class.
+uint64_t class_floor(const SlotClass& slot_class, int depth) noexcept;
+
 // The fewest slots with which a token can run: for each class the most experts of one layer plus
 // `depth`, or all experts of the class where they are fewer.
 uint64_t hard_floor(const ArenaShape& shape, int depth) noexcept;

@@ -7,8 +7,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "experts/expert_stream.h"
+#include "experts/mapped_stream.h"
 #include "experts/pack_format.h"
-#include "experts/route.h"
 #include "experts/stream_setup.h"
 
 namespace penstock::experts {
@@ -48,15 +48,16 @@ ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles>
       queue_(open_backend(*files_, options.io, backend_capacity(geometry_, options.depth),
                           pool_threads(options.depth), options.decorate, &io_),
              shape.alignment, residency_.n_slots() * kMaxParts),
+      layer_router_(geometry_),
       read_for_step_(residency_.n_slots(), 0),
       meter_(geometry_.layers.size(), most_used(geometry_)),
       layer_stall_ns_(geometry_.layers.size(), 0) {
+  for (const SlotClass& c : shape.classes) slots_at_first_.push_back(c.slots);
   int most_experts = 0;
   for (const LayerGeometry& layer : geometry_.layers) {
     most_experts = std::max(most_experts, layer.n_expert);
   }
   const auto n = static_cast<size_t>(most_experts);
-  probabilities_.resize(n);
   seen_.assign(n, 0);
   snapshot_.resize((n + 63) / 64);
   pending_.reserve(n);
@@ -77,7 +78,7 @@ void ExpertStream::register_arena() {
   if (queue_.backend().engine() != Engine::Uring) return;
   const int error = queue_.backend().register_buffers(arena_.ranges());
   if (error == 0) {
-    io_.registered_bytes = arena_.bytes();
+    for (const MemoryRange& range : arena_.ranges()) io_.registered_bytes += range.bytes;
     return;
   }
   if (!io_.reason.empty()) io_.reason += "; ";
@@ -118,25 +119,23 @@ void ExpertStream::fill_alias() {
 
 Routing ExpertStream::begin(int index, const float* logits, int rows, const RouteRule& rule,
                             Phase phase) {
+  layer_router_.check(index, rows, rule);
+  note(Work::Route);
   open_layer(index, rows, rule, phase);
-  route(logits, rows, rule, phase);
-  const auto n = static_cast<size_t>(rows) * static_cast<size_t>(rule.n_used);
+  const Routing routing = route(logits, rows, rule, phase);
+  ids_ = routing.ids;
   if (phase == Phase::Decode) {
     classify_decode(logits, rows, rule.n_used);
   } else {
     collect_prompt(rows, rule.n_used);
   }
   start_reads();
-  return {{ids_.data(), n}, {weights_.data(), n}};
+  note(Work::Ahead);
+  return routing;
 }
 
 void ExpertStream::open_layer(int index, int rows, const RouteRule& rule, Phase phase) {
   if (open_) end();
-  if (index < 0 || static_cast<size_t>(index) >= geometry_.layers.size() || rows < 1 ||
-      rows >= 65536 || rule.n_used != geometry_.layers[static_cast<size_t>(index)].n_used) {
-    fail(ErrorKind::Internal, "stream: layer {} begun with {} rows, {} experts used", index, rows,
-         rule.n_used);
-  }
   if (phase == Phase::Decode) {
     // A step that meets the first layer again was abandoned half-way (an error, a cancelled
     // request) and is not counted. Later layers may recur: a draft block runs once per draft.
@@ -165,30 +164,14 @@ void ExpertStream::begin_token() {
   residency_.begin_epoch();
 }
 
-void ExpertStream::route(const float* logits, int rows, const RouteRule& rule, Phase phase) {
-  const auto n_used = static_cast<size_t>(rule.n_used);
-  const auto n_expert = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
-  const size_t n = static_cast<size_t>(rows) * n_used;
-  if (ids_.size() < n) {
-    ids_.resize(n);
-    weights_.resize(n);
-  }
+Routing ExpertStream::route(const float* logits, int rows, const RouteRule& rule, Phase phase) {
   const bool cache_aware = router_ && phase == Phase::Decode && rule.trunk;
-  const std::span<const uint64_t> resident =
-      options_.moce.epoch() ? residency_.epoch_bits(layer_) : snapshot_;
-  for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
-    int32_t* ids = ids_.data() + row * n_used;
-    const std::span<const float> z{logits + row * n_expert, n_expert};
-    float* weights = weights_.data() + row * n_used;
-    const bool good =
-        cache_aware ? router_->route(layer_, z, resident, rule, probabilities_.data(), ids, weights)
-                    : route_row(z, rule, probabilities_.data(), ids, weights);
-    if (!good) {
-      step_ = {};
-      fail(ErrorKind::Numeric, "the router of layer {} gave values that are not finite",
-           geometry_.layers[static_cast<size_t>(layer_)].layer);
-    }
-    if (trace_) trace_(layer_, static_cast<int>(row), phase, {ids, n_used});
+  try {
+    return layer_router_.route(layer_, logits, rows, rule, phase, cache_aware ? &*router_ : nullptr,
+                               options_.moce.epoch() ? residency_.epoch_bits(layer_) : snapshot_);
+  } catch (const Error&) {
+    step_ = {};
+    throw;
   }
 }
 
@@ -256,10 +239,12 @@ void ExpertStream::hold(int expert, int32_t slot, bool admitted) {
 // Gives slots to pending experts as far as there are any and the depth allows, and reads into them.
 void ExpertStream::start_reads() {
   const bool prompt = phase_ == Phase::Prompt;
+  // A prompt leaves the arena as it is, unless an arena for all experts was made smaller since.
+  const bool may_evict = !prompt || shape_.transit == 0;
   while (pending_head_ < pending_.size() && !(prompt && reading_ >= options_.depth)) {
     const int32_t e = pending_[pending_head_];
     int32_t slot =
-        residency_.acquire(layer_, e, prompt ? ReadReason::Prompt : ReadReason::Demand, !prompt);
+        residency_.acquire(layer_, e, prompt ? ReadReason::Prompt : ReadReason::Demand, may_evict);
     if (slot == kNoSlot && prompt) slot = residency_.acquire_transit(layer_, e);
     if (slot == kNoSlot && !kept_.empty()) {  // what is wanted comes before what may be
       release_ahead(last_layer());
@@ -280,9 +265,8 @@ void ExpertStream::read_expert(int32_t slot) {
   const Slot& state = residency_.slot(slot);
   const RecordLayout& layout = layouts_[static_cast<size_t>(state.layer)];
   std::byte* base = arena_.slot(slot);
-#ifndef NDEBUG
-  std::memset(base, 0xFF, arena_.slot_bytes(slot));  // whoever still computes on it shall notice
-#endif
+  // Whoever still computes on it shall notice.
+  if (kPoison) std::memset(base, 0xFF, arena_.slot_bytes(slot));
   for (int p = 0; p < layout.n_parts; ++p) {
     Read read = expert_read(*files_, layout, p, state.expert, base);
     if (io_.registered_bytes != 0) read.buffer = arena_.range_of(slot);
@@ -346,6 +330,7 @@ bool ExpertStream::record_is_sound(const Slot& slot, int32_t id) {
 
 std::span<const ReadyExpert> ExpertStream::next() {
   if (!open_) fail(ErrorKind::Internal, "stream: next() without begin()");
+  note(Work::Experts);
   release_batch();
   handle(queue_.poll());
   raise_failure();
@@ -372,6 +357,7 @@ std::span<const ReadyExpert> ExpertStream::next() {
 }
 
 void ExpertStream::wait_for_arrival() {
+  note(Work::Stall);
   const int64_t start = now_ns();
   while (arrived_.empty() && reading_ > 0 && failure_.error == 0) {
     handle(queue_.wait());
@@ -386,6 +372,7 @@ void ExpertStream::wait_for_arrival() {
   } else {
     counters_.prompt_stall_ns += blocked;
   }
+  note(Work::Experts);
   raise_failure();
 }
 
@@ -436,6 +423,7 @@ void ExpertStream::raise_failure() {
 
 void ExpertStream::end() {
   if (!open_) return;
+  note(Work::Dense);
   open_ = false;
   release_batch();
   // Only after an error is anything left that the layer waited for.
@@ -451,6 +439,19 @@ void ExpertStream::end() {
   failure_ = {};
   read_guesses();
   copy_io_counters();
+}
+
+void ExpertStream::record(Timeline* timeline) {
+  timeline_ = timeline;
+  queue_.record(timeline);
+  if (timeline != nullptr) timeline->start(now_ns());
+}
+
+void ExpertStream::note(Work next) {
+  const Work past = std::exchange(work_, next);
+  if (timeline_ == nullptr) return;
+  const int layer = geometry_.layers[static_cast<size_t>(layer_)].layer;
+  timeline_->work(past, layer, static_cast<uint32_t>(batch_.size()), now_ns());
 }
 
 void ExpertStream::copy_io_counters() {
@@ -498,6 +499,8 @@ void ExpertStream::end_step(int rows) {
   }
   if (options_.read_ahead != ReadAhead::Off) end_ahead_step(rows);
   step_ = {};
+  for (RouteObserver* observer : layer_router_.observers()) observer->step_ended(rows);
+  if (timeline_ != nullptr) timeline_->token(now_ns());
   for (since_halving_ += rows; since_halving_ >= options_.half_life;
        since_halving_ -= options_.half_life) {
     residency_.halve_frequencies();
@@ -508,9 +511,17 @@ void ExpertStream::end_step(int rows) {
 
 std::unique_ptr<Stream> make_stream(Geometry geometry, std::shared_ptr<const StreamFiles> files,
                                     const ArenaShape& shape, const StreamOptions& options) {
+  check_moce(options.moce);
+  if (options.io == IoMode::Mmap) {
+    if (options.moce.on() || options.alias || options.verify_every != 0) {
+      fail(ErrorKind::Usage,
+           "--io mmap leaves to the kernel what is in memory: it does not go with --moce, "
+           "--alias-experts or --verify");
+    }
+    return std::make_unique<MappedStream>(std::move(geometry), options);
+  }
   check_inputs(geometry, *files, shape);
   StreamOptions used = options;
-  check_moce(used.moce);
   if (used.moce.epoch()) {
     // What is read when nobody asked for it depends on the disk's timing.
     if (used.read_ahead == ReadAhead::On || used.fill == Fill::Lazy) {

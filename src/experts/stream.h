@@ -20,13 +20,13 @@
 #include "experts/geometry.h"
 #include "experts/io.h"
 #include "experts/moce.h"
+#include "experts/observer.h"
 #include "experts/options.h"
 #include "experts/read_ahead.h"
 #include "experts/shape.h"
+#include "experts/timeline.h"
 
 namespace penstock::experts {
-
-enum class Phase { Decode, Prompt };
 
 // How a layer turns router logits into a selection. Softmax over all experts, largest n_used kept
 // (ties: lower index), weights renormalised over the selected ones, then scaled.
@@ -95,6 +95,14 @@ class Stream {
     static_cast<void>(progress);
     return {};
   }
+  // Memory is short: whether anything may be read before it is asked for; and giving that share of
+  // the slots back to the system, as far as the fewest with which a token can run stay. Returns the
+  // bytes given back. Neither within a step.
+  virtual void allow_speculation(bool allowed) { static_cast<void>(allowed); }
+  virtual uint64_t shrink(double share) {
+    static_cast<void>(share);
+    return 0;
+  }
   // A turn is over: the hot set is chosen anew. Never called within a step.
   virtual void end_turn() {}
 
@@ -104,13 +112,14 @@ class Stream {
   virtual const AheadMeter* ahead() const { return nullptr; }        // null: none is kept
   virtual const AheadGovernor* governor() const { return nullptr; }  // of --read-ahead auto
   virtual const CacheRouter* moce() const { return nullptr; }        // null: routing is exact
+  // What the disk and the scheduling thread are at goes there from now on; null ends it.
+  virtual void record(Timeline* timeline) { static_cast<void>(timeline); }
   virtual const IoReport& io() const = 0;
   virtual const ArenaShape& shape() const = 0;
   virtual uint64_t arena_huge_bytes() const = 0;  // on huge pages, as measured after faulting in
 
-  // Called with the selected ids of every row of a begin(), in rank order. Off by default.
-  using Trace = std::function<void(int index, int row, Phase phase, std::span<const int32_t> ids)>;
-  virtual void set_trace(Trace trace) = 0;
+  // Adds one that sees what is selected from now on; it must live as long as the stream.
+  virtual void observe(RouteObserver* observer) = 0;
 };
 
 // `files` are geometry.shards, opened; `shape` comes from the plan (or share_slots). Allocates the

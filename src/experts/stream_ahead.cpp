@@ -10,7 +10,7 @@
 namespace penstock::experts {
 
 bool ExpertStream::reads_ahead() const noexcept {
-  if (!alias_.empty()) return false;
+  if (!alias_.empty() || !speculation_allowed_) return false;
   if (options_.read_ahead == ReadAhead::Auto) return governor_.active();
   return options_.read_ahead == ReadAhead::On;
 }
@@ -31,6 +31,12 @@ void ExpertStream::predict(int index, const float* logits, int rows) {
   const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(index)];
   const auto n_expert = static_cast<size_t>(layer.n_expert);
   const int width = ahead_width(distance, layer.n_used);
+  for (RouteObserver* observer : layer_router_.observers()) {
+    for (int row = 0; row < rows; ++row) {
+      const float* z = logits + static_cast<size_t>(row) * n_expert;
+      observer->predicted(index, distance, row, {z, n_expert});
+    }
+  }
   ranked_.clear();
   for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
     rank_ahead({logits + row * n_expert, n_expert}, residency_.ready_bits(index), protected_ranks(),
@@ -81,7 +87,7 @@ void ExpertStream::read_guesses() {
     queue_.submit();
   }
   guesses_.erase(guesses_.begin(), guesses_.begin() + static_cast<std::ptrdiff_t>(n));
-  if (guesses_.empty() && !demand && phase_ == Phase::Decode) {
+  if (guesses_.empty() && !demand && phase_ == Phase::Decode && speculation_allowed_) {
     start_fills(std::max(1, options_.depth / 2));
   }
 }
@@ -252,8 +258,40 @@ FillReport ExpertStream::fill(const FillProgress& progress) {
   return report;
 }
 
+// ------------------------------------------------------------------------------- memory is short
+
+uint64_t ExpertStream::shrink(double share) {
+  if (open_) end();
+  drop_guesses(0, last_layer());
+  while (queue_.outstanding() > 0) handle(queue_.wait());
+  release_ahead(last_layer());
+  residency_.recycle_failed();
+  const bool registered = io_.registered_bytes != 0;
+  if (registered) queue_.backend().unregister_buffers();
+  uint64_t given_back = 0;
+  uint64_t end = 0;  // behind the class's slots, as they were numbered at first
+  for (size_t c = 0; c < shape_.classes.size(); ++c) {
+    SlotClass& slots = shape_.classes[c];
+    end += slots_at_first_[c];
+    const auto most = static_cast<uint64_t>(share * static_cast<double>(slots.slots)) + 1;
+    const uint64_t floor = class_floor(slots, options_.depth);
+    const uint64_t n = std::min(most, slots.slots > floor ? slots.slots - floor : 0);
+    if (n == 0) continue;
+    residency_.retire(static_cast<uint32_t>(c), n);
+    given_back += arena_.give_back(static_cast<int32_t>(end - 1), n);
+    slots.slots -= n;
+  }
+  if (registered) {
+    io_.registered_bytes = 0;
+    register_arena();
+  }
+  copy_io_counters();
+  return given_back;
+}
+
 void ExpertStream::end_turn() {
   if (open_) end();
+  for (RouteObserver* observer : layer_router_.observers()) observer->turn_ended();
   residency_.choose_hot(options_.hot_share);
   counters_.hot_resident = residency_.n_hot_resident();
   copy_io_counters();

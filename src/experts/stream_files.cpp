@@ -192,7 +192,7 @@ std::shared_ptr<const StreamFiles> StreamFiles::open(const std::vector<std::stri
   IoReport& report = files->report_;
   report.requested = mode;
   std::vector<File> direct;
-  bool all_direct = mode != IoMode::Buffered;
+  bool all_direct = mode != IoMode::Buffered && mode != IoMode::Mmap;
   report.proven = all_direct;
   for (size_t i = 0; i < paths.size(); ++i) {
     File buffered = File::open_read(paths[i]);

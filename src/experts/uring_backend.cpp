@@ -76,6 +76,7 @@ class UringBackend final : public IoBackend {
     return poll(out);
   }
 
+  void unregister_buffers() override { io_uring_unregister_buffers(&ring_); }
   int register_buffers(std::span<const MemoryRange> ranges) override {
     std::vector<iovec> vectors;
     for (const MemoryRange& range : ranges) vectors.push_back({range.data, range.bytes});

@@ -144,7 +144,9 @@ class Model {
   virtual void draft(State& state, experts::Stream& stream, std::span<const int32_t> tokens,
                      const float* hidden, float* logits, float* hidden_out) = 0;
 
-  // Drops the scratch taken for prompts: it is given back to the system.
+  // Maps the scratch for prompt chunks of up to so many rows and faults it in, without clearing it;
+  // and gives it back to the system. Scratch for a few rows is that of decode and stays.
+  virtual void map_prompt_scratch(int64_t rows, const State& state) = 0;
   virtual void release_prompt_scratch() = 0;
   virtual void set_tap(Tap tap) = 0;
 };

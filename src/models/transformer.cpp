@@ -112,10 +112,17 @@ Buffers& Transformer::buffers_for(int64_t rows, int64_t n_ctx) {
   ops::Layout counted;
   Buffers(counted, parts_->config, extents_, n_rows, scratch.n_ctx);
   scratch.memory = Mapping(counted.bytes(), Pages::Huge);
+  if (kPoison) std::memset(scratch.memory.data(), 0xFF, scratch.memory.size());
   ops::Layout layout(scratch.memory.data());
   scratch.buffers =
       std::make_unique<Buffers>(layout, parts_->config, extents_, n_rows, scratch.n_ctx);
   return *scratch.buffers;
+}
+
+void Transformer::map_prompt_scratch(int64_t rows, const State& state) {
+  if (rows <= kMaxStepRows) return;
+  buffers_for(rows, state.capacity());
+  prompt_.memory.prefault(0, prompt_.memory.size());
 }
 
 void Transformer::release_prompt_scratch() {

@@ -84,6 +84,7 @@ class Transformer final : public Model {
   void prefetch(const State& state, int32_t token) override;
   void draft(State& state, experts::Stream& stream, std::span<const int32_t> tokens,
              const float* hidden, float* logits, float* hidden_out) override;
+  void map_prompt_scratch(int64_t rows, const State& state) override;
   void release_prompt_scratch() override;
   void set_tap(Tap tap) override { tap_ = std::move(tap); }
 

@@ -23,7 +23,7 @@ ApiError not_ready(const Status& status) {
     case Phase::Changed:
       return changed_error(status);
     case Phase::Failed:
-      return {503, "model_failed", "the model could not be loaded: " + status.error};
+      return {503, "model_failed", "the model is not there: " + status.error};
     case Phase::Stopping:
       return cancel_error(CancelReason::Stopping);
     default:
@@ -157,6 +157,15 @@ void Scheduler::run() {
     execute(*job, session, conversation);
     const std::lock_guard lock(mutex_);
     running_.reset();
+    if (!session.out_of_memory()) continue;
+    // The machine needs the memory more: this ends the server.
+    const Error error(ErrorKind::Watchdog,
+                      "memory ran out: the server ends after the token it was at; close other "
+                      "programs, or use a smaller --memory");
+    failure_ = std::make_exception_ptr(error);
+    status_.error = error.what();
+    status_.phase = Phase::Failed;
+    return;
   }
 }
 
@@ -227,7 +236,9 @@ void Scheduler::generate(Job& job, engine::Session& session, engine::Conversatio
       outcome->usage.completion_tokens = static_cast<int64_t>(result.tokens.size());
       outcome->usage.reasoning_tokens = result.reasoning_tokens;
     }
-    if (outcome->reason == engine::StopReason::Cancelled) {
+    if (session.out_of_memory()) {
+      outcome->error = ApiError(503, "out_of_memory", "the server ran out of memory");
+    } else if (outcome->reason == engine::StopReason::Cancelled) {
       outcome->error = cancel_error(job.cancelled());
     }
   } catch (const Error& error) {
@@ -290,7 +301,7 @@ ModelFacts Scheduler::facts() const {
   facts.budget = plan.budget;
   facts.peak_planned = std::max(plan.peak_decode, plan.peak_prefill) - plan.slack;
   for (const auto& [term, bytes] : plan.rows()) facts.plan.emplace_back(term, bytes);
-  facts.lossy = {{"alias_experts", options.stream.alias}};
+  facts.lossy = {{"alias_experts", options.stream.alias}, {"moce", options.stream.moce.on()}};
   facts.load_seconds = load.open_s + load.dense_s + load.arena_s;
   return facts;
 }

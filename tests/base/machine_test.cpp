@@ -56,6 +56,23 @@ constexpr const char* kV1Mounts =
     "36 30 0:33 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
 constexpr uint64_t kV1None = 9223372036854771712u;
 
+TEST(Memory, SwapIsThatOfTheGroupThatLimitsUsElseOfTheMachine) {
+  const Root root;
+  root.write("/proc/vmstat", "pswpin 7\npswpout 5\n");
+  EXPECT_EQ(swapped_out(root.path()), 5u * 4096);
+  root.write("/proc/self/mountinfo", "29 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  root.write("/proc/self/cgroup", "0::/app\n");
+  root.v2("/sys/fs/cgroup/app", "max", "max", kGiB, "");
+  root.write("/sys/fs/cgroup/app/memory.swap.current", "81920\n");
+  EXPECT_EQ(swapped_out(root.path()), 5u * 4096);  // no limit binds it
+  root.v2("/sys/fs/cgroup/app", "8589934592", "max", kGiB, "");
+  EXPECT_EQ(swapped_out(root.path()), 81920u);
+  root.write("/proc/self/mountinfo", kV1Mounts);
+  root.write("/proc/self/cgroup", "4:memory:/a\n");
+  root.v1("/sys/fs/cgroup/memory/a", kGiB, 0, "cache 1\nswap 12288\n");
+  EXPECT_EQ(swapped_out(root.path()), 12288u);
+}
+
 TEST(Memory, WithoutAGroupTheHostCounts) {
   const Root root;
   const MemoryFacts facts = memory_facts(root.path());

@@ -328,12 +328,13 @@ TEST(Arena, RangesAreNoLargerThanTheKernelRegisters) {
 }
 
 TEST(Options, NamesAreReadBack) {
-  for (const IoMode mode : {IoMode::Auto, IoMode::Uring, IoMode::Pread, IoMode::Buffered}) {
+  for (const IoMode mode :
+       {IoMode::Auto, IoMode::Uring, IoMode::Pread, IoMode::Buffered, IoMode::Mmap}) {
     EXPECT_EQ(parse_io_mode(io_mode_name(mode)), mode);
   }
   EXPECT_EQ(parse_evict("lru"), Evict::Lru);
   EXPECT_EQ(parse_evict("lfu"), Evict::Lfu);
-  EXPECT_THROW(parse_io_mode("mmap"), Error);
+  EXPECT_THROW(parse_io_mode("aio"), Error);
   EXPECT_THROW(parse_evict("arc"), Error);
 }
 

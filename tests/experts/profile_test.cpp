@@ -133,9 +133,9 @@ TEST(UseCounterTest, CountsByPhase) {
   geometry.layers[0].n_expert = geometry.layers[1].n_expert = 4;
   UseCounter counter(geometry);
   const std::vector<int32_t> ids = {2, 0};
-  counter.see(1, Phase::Decode, ids);
-  counter.see(1, Phase::Prompt, ids);
-  counter.see(1, Phase::Prompt, ids);
+  counter.selected(1, 0, Phase::Decode, ids, {});
+  counter.selected(1, 0, Phase::Prompt, ids, {});
+  counter.selected(1, 1, Phase::Prompt, ids, {});
   const std::vector<LayerUses> layers = counter.layers();
   EXPECT_EQ(layers[1].decode, (std::vector<uint64_t>{1, 0, 1, 0}));
   EXPECT_EQ(layers[1].prompt, (std::vector<uint64_t>{2, 0, 2, 0}));

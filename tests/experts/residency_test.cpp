@@ -294,6 +294,24 @@ TEST(Residency, HotExpertsGoLastAndNotForGuesses) {
   for (const int32_t id : pinned) r.unpin(id, 0);
 }
 
+TEST(Residency, RetiredSlotsAreGone) {
+  Fixture f(Evict::Lfu, 6);
+  Residency& r = *f.residency;
+  for (int e = 0; e < 5; ++e) f.load(0, e, static_cast<uint64_t>(e + 1));
+  r.retire(0, 3);  // slots 3 to 5: two experts and an empty one
+  EXPECT_EQ(r.find(0, 3), kNoSlot);
+  EXPECT_EQ(r.find(0, 4), kNoSlot);
+  EXPECT_FALSE(ready(r, 0, 4));
+  EXPECT_EQ(r.evictions(), 2u);
+  for (int e = 0; e < 8; ++e) {
+    if (r.find(1, e) != kNoSlot) continue;
+    EXPECT_LT(f.load(1, e, 10), 3);
+  }
+  EXPECT_THROW(r.retire(0, 4), Error);
+  r.pin(r.find(1, 7));
+  EXPECT_THROW(r.retire(0, 3), Error);
+}
+
 TEST(Residency, AnEpochSeesWhatStayed) {
   Fixture f(Evict::Lfu, 2);
   Residency& r = *f.residency;

@@ -366,6 +366,33 @@ TEST(Stream, APromptFillsEmptySlotsAndDisturbsNothing) {
   EXPECT_EQ(s.stream->counters().tokens, 3u);
 }
 
+// Slots go, the work goes on, byte for byte; what was given back is really gone.
+TEST_P(StreamModes, ShrinksBetweenSteps) {
+  const Directory directory;
+  const std::vector<LayerSpec> layers(4, {.n_expert = 64, .gate_bytes = 64 << 10});
+  const Geometry geometry = write_experts(directory, layers);
+  for (const uint64_t slots : {uint64_t{100}, uint64_t{256}}) {  // some and all experts
+    StreamOptions options;
+    options.io = GetParam();
+    options.depth = 2;
+    options.read_ahead = ReadAhead::On;
+    Opened s = open_stream(geometry, slots, options);
+    random_work(*s.stream, 10);
+    const uint64_t before = footprint().total();
+    const uint64_t given_back = s.stream->shrink(0.5);
+    const uint64_t left = s.stream->shape().slots();
+    EXPECT_EQ(left, slots - slots / 2 - 1);
+    EXPECT_GE(given_back, (slots - left - 1) * s.shape.largest_slot());
+    EXPECT_LE(footprint().total() + given_back, before + (1 << 20));
+    EXPECT_EQ(s.stream->io().registered_bytes != 0,
+              s.stream->io().engine == Engine::Uring && given_back != 0);
+    random_work(*s.stream, 20);
+    while (s.stream->shrink(0.5) != 0) random_work(*s.stream, 3);
+    EXPECT_EQ(s.stream->shape().slots(), hard_floor(s.shape, options.depth));
+    random_work(*s.stream, 10, 2);
+  }
+}
+
 TEST(Stream, AnAbandonedStepIsNotCounted) {
   const Directory directory;
   const Geometry geometry = write_experts(directory, {{}, {}});
@@ -414,15 +441,27 @@ TEST(Stream, TheTraceSeesEveryRowInRankOrder) {
   const Directory directory;
   const Geometry geometry = write_experts(directory, {{}});
   Opened s = open_stream(geometry, 8, {.depth = 2});
-  std::vector<std::vector<int>> seen;
-  s.stream->set_trace([&](int index, int row, Phase phase, std::span<const int32_t> ids) {
-    EXPECT_EQ(index, 0);
-    EXPECT_EQ(row, static_cast<int>(seen.size()));
-    EXPECT_EQ(phase, Phase::Prompt);
-    seen.emplace_back(ids.begin(), ids.end());
-  });
+  struct Observer final : RouteObserver {
+    std::vector<std::vector<int>> seen;
+    int steps = 0, turns = 0;
+    void selected(int index, int row, Phase phase, std::span<const int32_t> ids,
+                  std::span<const float> logits) override {
+      EXPECT_EQ(index, 0);
+      EXPECT_EQ(row, static_cast<int>(seen.size()));
+      EXPECT_EQ(phase, Phase::Prompt);
+      EXPECT_EQ(logits.size(), 16u);
+      EXPECT_EQ(std::max_element(logits.begin(), logits.end()) - logits.begin(), ids[0]);
+      seen.emplace_back(ids.begin(), ids.end());
+    }
+    void step_ended(int) override { ++steps; }
+    void turn_ended() override { ++turns; }
+  } observer;
+  s.stream->observe(&observer);
   prompt(*s.stream, 0, {{7, 3, 9, 1}, {2, 11, 3, 0}});
-  EXPECT_EQ(seen, (std::vector<std::vector<int>>{{7, 3, 9, 1}, {2, 11, 3, 0}}));
+  EXPECT_EQ(observer.seen, (std::vector<std::vector<int>>{{7, 3, 9, 1}, {2, 11, 3, 0}}));
+  EXPECT_EQ(observer.steps, 0);
+  s.stream->end_turn();
+  EXPECT_EQ(observer.turns, 1);
 }
 
 TEST(Stream, AliasedExpertsNeedNoReadsAndHaveTheLayersBytes) {

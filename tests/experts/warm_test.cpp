@@ -114,7 +114,7 @@ TEST(WarmFill, ReadsTheMostUsedUpToTheHotCap) {
   const Directory directory;
   const Geometry geometry = write_skewed(directory);
   Skewed use(kLayers, kExperts, 4);
-  Opened s = open_stream(geometry, 140, {});
+  Opened s = open_stream(geometry, 140, {.hot_share = 1.0});
   const std::vector<float> shares = use.shares();
   s.stream->set_prior(shares);
   uint64_t last = 0;
@@ -196,6 +196,7 @@ TEST_P(HotSet, SurvivesThreeTurns) {
   Skewed use(kLayers, kExperts, 4);
   StreamOptions options;
   options.evict = GetParam();
+  options.hot_share = 1.0;
   options.read_ahead = ReadAhead::Off;
   Opened s = open_stream(geometry, 160, options);
   Stream& stream = *s.stream;

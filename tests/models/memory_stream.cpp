@@ -28,7 +28,10 @@ experts::Routing MemoryStream::begin(int index, const float* logits, int rows,
     experts::route_row({logits + static_cast<size_t>(r) * n_expert, n_expert}, rule,
                        probabilities_.data(), ids_.data() + at, weights_.data() + at);
     for (size_t i = 0; i < n_used; ++i) touched[static_cast<size_t>(ids_[at + i])] = true;
-    if (trace_) trace_(index, r, phase, {ids_.data() + at, n_used});
+    if (observer_ != nullptr) {
+      observer_->selected(index, r, phase, {ids_.data() + at, n_used},
+                          {logits + static_cast<size_t>(r) * n_expert, n_expert});
+    }
   }
   ready_.clear();
   delivered_ = 0;

@@ -37,7 +37,7 @@ class MemoryStream final : public experts::Stream {
   const experts::IoReport& io() const override { return report_; }
   const experts::ArenaShape& shape() const override { return shape_; }
   uint64_t arena_huge_bytes() const override { return 0; }
-  void set_trace(Trace trace) override { trace_ = std::move(trace); }
+  void observe(experts::RouteObserver* observer) override { observer_ = observer; }
 
  private:
   experts::Geometry geometry_;
@@ -52,7 +52,7 @@ class MemoryStream final : public experts::Stream {
   experts::Counters counters_;
   experts::IoReport report_;
   experts::ArenaShape shape_;
-  Trace trace_;
+  experts::RouteObserver* observer_ = nullptr;
 };
 
 }  // namespace penstock::testing

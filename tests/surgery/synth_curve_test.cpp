@@ -46,9 +46,17 @@ Measured measure(const std::string& preset, int64_t n_layer) {
   const int last = static_cast<int>(geometry.layers.size()) - 1;
   Measured out{ReuseMeter(last, geometry.layers.front().n_expert)};
   bool counting = false;
-  runtime->stream().set_trace([&](int layer, int, experts::Phase, std::span<const int32_t> ids) {
+  struct Observer final : experts::RouteObserver {
+    std::function<void(int, std::span<const int32_t>)> see;
+    void selected(int layer, int, experts::Phase, std::span<const int32_t> ids,
+                  std::span<const float>) override {
+      see(layer, ids);
+    }
+  } observer;
+  observer.see = [&](int layer, std::span<const int32_t> ids) {
     if (counting && layer < last) out.meter.add(layer, ids);
-  });
+  };
+  runtime->stream().observe(&observer);
   Random random(5);
   const auto draw = [&](int n) {
     std::vector<int32_t> tokens;
