@@ -17,6 +17,7 @@
 #include "base/machine.h"
 #include "cli/chat_flags.h"
 #include "cli/commands.h"
+#include "cli/dense_summary.h"
 #include "cli/interrupt.h"
 #include "cli/runtime_flags.h"
 #include "cli/summary.h"
@@ -216,6 +217,7 @@ void Runner::print_json(const engine::GenerateResult& result) {
   out["counters"] = counters_json(session_);
   out["experts"] = source_json(runtime_);
   out["plan"] = plan_json(session_);
+  out["dense"] = dense_json(runtime_.load().dense);
   out["watchdog"] = watchdog_json(runtime_);
   fmt::print("{}\n", out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
 }

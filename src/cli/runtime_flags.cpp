@@ -64,11 +64,7 @@ void RuntimeFlags::add_to(CLI::App& app) {
                  "the run ends when this much was swapped out since its start")
       ->default_str("64M")
       ->group("Memory");
-  app.add_option("--dense", dense_,
-                 "dense weights: copy (read directly into huge pages) or map (in place)")
-      ->check(CLI::IsMember({"copy", "map"}))
-      ->capture_default_str()
-      ->group("Memory");
+  add_dense(app);
   app.add_option("--io", io_,
                  "how experts are read: auto, uring, pread, buffered; mmap: not at all, they are "
                  "used in the mapped file and the kernel decides what stays in memory")
@@ -138,6 +134,30 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->group("Compute");
 }
 
+void RuntimeFlags::add_dense(CLI::App& app) {
+  app.add_option("--dense", dense_,
+                 "dense weights: copy (read directly into huge pages) or map (in place)")
+      ->check(CLI::IsMember({"copy", "map"}))
+      ->capture_default_str()
+      ->group("Memory");
+  app.add_option("--lock", lock_,
+                 "lock the dense weights in memory: auto (a warning where the system refuses), off")
+      ->check(CLI::IsMember({"auto", "off"}))
+      ->capture_default_str()
+      ->group("Memory");
+  app.add_flag("--require-lock", require_lock_,
+               "end with an error where not all dense weights can be locked")
+      ->group("Memory");
+  app.add_option(
+         "--dense-convert", dense_convert_,
+         "PATTERN=TYPE: hold dense matrices whose names match (*, ?) in another type, as in "
+         "'blk.*.attn_*=Q8_0'; may be given several times, the last match counts. Changes "
+         "the output")
+      ->type_name("PATTERN=TYPE")
+      ->allow_extra_args(false)
+      ->group("Memory");
+}
+
 void RuntimeFlags::add_moce(CLI::App& app) {
   const char* const group = "Cache-aware routing (changes the output)";
   experts::MoceOptions& o = moce_options_;
@@ -184,6 +204,14 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   options.prompt_chunk = prompt_chunk_;
   if (kv_ != "auto") options.kv = kv_ == "f32" ? models::KvType::F32 : models::KvType::F16;
   options.dense = dense_ == "map" ? models::DenseMode::Map : models::DenseMode::Copy;
+  options.lock_dense = lock_ == "auto";
+  options.require_lock = require_lock_;
+  if (require_lock_ && !options.lock_dense) {
+    fail(ErrorKind::Usage, "--require-lock needs --lock auto");
+  }
+  for (const std::string& rule : dense_convert_) {
+    options.dense_convert.push_back(models::parse_convert_rule(rule));
+  }
   if (memory_ != "auto") options.memory = parse_size(memory_);
   if (arena_slots_ > 0) options.arena_slots = static_cast<uint64_t>(arena_slots_);
   options.stream.io = experts::parse_io_mode(io_);

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/machine.h"
+#include "cli/dense_summary.h"
 
 namespace penstock::cli {
 namespace {
@@ -321,6 +322,7 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   out +=
       fmt::format("  memory      {} planned at the peak, without slack; {} measured at the peak\n",
                   format_bytes(planned), format_bytes(session.peak_footprint()));
+  out += dense_rows(runtime.load().dense);
   out += watchdog_row(runtime);
   out += fmt::format("  compute     {} threads, {}, {} activations\n", runtime.options().threads,
                      quant::isa_name(quant::current_isa()),

@@ -40,7 +40,7 @@ experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
   const models::StateOptions state{.n_ctx = options.n_ctx, .kv = *options.kv};
   const models::MemoryNeeds needs = opened.model->needs(state, prompt_chunk, options.threads);
   experts::PlanRequest request;
-  request.terms.dense = needs.dense;
+  request.terms.dense = options.dense == models::DenseMode::Map ? needs.dense_mapped : needs.dense;
   request.terms.kv = needs.kv;
   request.terms.state = needs.state;
   request.terms.scratch_decode = needs.scratch_decode;
@@ -158,7 +158,7 @@ OpenedModel open_model(const RuntimeOptions& options) {
     opened.table_file = std::make_shared<const gguf::Model>(gguf::Model::open(options.ple_path));
   }
   opened.model = models::open({.trunk = file, .draft = nullptr, .table = opened.table_file},
-                              {.precision = options.precision});
+                              {.precision = options.precision, .convert = options.dense_convert});
   decide_defaults(opened.options, opened.model->info());
   opened.source =
       experts::open_expert_source(*file, opened.model->experts(), opened.options.stream);

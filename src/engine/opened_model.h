@@ -6,7 +6,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "base/locked_memory.h"
 #include "base/machine.h"
 #include "experts/expert_source.h"
 #include "experts/options.h"
@@ -32,6 +34,10 @@ struct RuntimeOptions {
   int prompt_chunk = 0;
   std::optional<models::KvType> kv;  // default: f16, or f32 with Precision::Exact
   models::DenseMode dense = models::DenseMode::Copy;
+  std::vector<models::ConvertRule> dense_convert = {};  // lossy
+  bool lock_dense = true;                               // a shortfall is a warning
+  bool require_lock = false;                            // with lock_dense: it is an Error(Io)
+  MemoryLocker memory_locker = lock_memory;             // or another, for tests
   std::optional<uint64_t> memory;       // bytes; default: what is available
   std::optional<uint64_t> arena_slots;  // instead of what the memory allows
   uint64_t caller_bytes = 0;            // what the caller needs beside the model, for the plan

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "text/tokenizer_gguf.h"
 
@@ -46,6 +47,16 @@ void Runtime::open_rows() {
   model().attach_table(rows_.get());
 }
 
+void Runtime::lock_dense() {
+  const RuntimeOptions& options = opened_.options;
+  if (options.lock_dense) model().lock_dense(options.memory_locker);
+  load_.dense = model().dense();
+  const std::string shortfall = models::lock_shortfall(load_.dense);
+  if (shortfall.empty()) return;
+  if (options.require_lock) fail(ErrorKind::Io, "{}, without --require-lock", shortfall);
+  log::warn("{}", shortfall);
+}
+
 void Runtime::load_all(const RuntimeOptions& options, const Progress& progress) {
   const auto report = [&](std::string_view phase, uint64_t done, uint64_t total) {
     if (progress) progress(phase, done, total);
@@ -72,6 +83,7 @@ void Runtime::load_all(const RuntimeOptions& options, const Progress& progress) 
   }
   state_ = model().new_state({.n_ctx = opened_.options.n_ctx, .kv = *opened_.options.kv});
   load_.dense_s = seconds_since(started);
+  lock_dense();
   load_.dense_bytes = planned.outcome.plan.terms.dense;
 
   // The arena is sized once more from what is available now that the rest has its memory: sizing it

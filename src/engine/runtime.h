@@ -22,6 +22,7 @@ struct LoadReport {
   double dense_s = 0;  // dense weights
   double arena_s = 0;  // mapping and faulting the arena
   uint64_t dense_bytes = 0;
+  models::DenseReport dense;      // what is held of the dense weights, and locked
   uint64_t arena_huge_bytes = 0;  // of the arena, on huge pages, as measured
   experts::FillReport fill;       // a phase of its own: reading what a profile counts most
 };
@@ -65,6 +66,7 @@ class Runtime {
   void load_all(const RuntimeOptions& options, const Progress& progress);
   void load_tokenizer();
   void open_rows();
+  void lock_dense();
 
   std::unique_ptr<ThreadPool> pool_;  // the model computes on it
   OpenedModel opened_;

@@ -7,6 +7,19 @@
 
 namespace penstock::models {
 
+namespace {
+
+ops::Matrix as_stored(const gguf::Tensor& tensor) {
+  return {tensor.type,
+          nullptr,
+          tensor.row_bytes,
+          static_cast<int64_t>(tensor.ne[0]),
+          static_cast<int64_t>(tensor.rows()),
+          tensor.name};
+}
+
+}  // namespace
+
 std::string block_name(int layer, std::string_view suffix) {
   return fmt::format("blk.{}.{}", layer, suffix);
 }
@@ -54,18 +67,19 @@ void Binder::matrix(ops::Matrix* out, const std::string& name, int64_t n_in, int
   const gguf::Tensor& tensor = take(name);
   check_matrix(tensor, n_in, n_out);
   check_kernel(tensor);
-  *out = {tensor.type, nullptr, tensor.row_bytes, n_in, static_cast<int64_t>(tensor.rows()), name};
+  *out = as_stored(tensor);
   store_.add_matrix(out, file_, tensor);
 }
 
 void Binder::f32_matrix(ops::Matrix* out, const std::string& name, int64_t n_in, int64_t n_out) {
-  if (const gguf::Tensor* tensor = file_.find(name);
-      tensor != nullptr && tensor->type == gguf::TypeId::F32) {
-    matrix(out, name, n_in, n_out);
-    return;
-  }
   const gguf::Tensor& tensor = take(name);
   check_matrix(tensor, n_in, n_out);
+  if (tensor.type == gguf::TypeId::F32) {
+    check_kernel(tensor);
+    *out = as_stored(tensor);
+    store_.add_verbatim(out, file_, tensor);
+    return;
+  }
   if (!quant::can_decode(tensor.type)) check_kernel(tensor);
   *out = {gguf::TypeId::F32,
           nullptr,
@@ -162,12 +176,12 @@ experts::LayerGeometry Binder::bank(int layer, int64_t n_embd, int n_used, uint3
   return g;
 }
 
-std::vector<std::string> Binder::unused() const {
-  std::vector<std::string> names;
+std::vector<const gguf::Tensor*> Binder::unused() const {
+  std::vector<const gguf::Tensor*> tensors;
   for (const gguf::Tensor& tensor : file_.tensors()) {
-    if (!taken_.contains(tensor.name)) names.push_back(tensor.name);
+    if (!taken_.contains(tensor.name)) tensors.push_back(&tensor);
   }
-  return names;
+  return tensors;
 }
 
 }  // namespace penstock::models

@@ -23,9 +23,9 @@ class Binder {
   // Marks the tensor as used. Throws Error(Format) when it is missing.
   const gguf::Tensor& take(const std::string& name);
 
-  // n_out < 0: taken from the tensor.
+  // n_out < 0: taken from the tensor. Held as it stands in the file, or as --dense-convert asks.
   void matrix(ops::Matrix* out, const std::string& name, int64_t n_in, int64_t n_out);
-  // Held as F32 whatever its type in the file (routers).
+  // Held as F32 whatever its type in the file, and never converted (routers).
   void f32_matrix(ops::Matrix* out, const std::string& name, int64_t n_in, int64_t n_out);
   void gathered(ops::Matrix* out, const std::string& name, int64_t n_in, int64_t n_out,
                 std::vector<int64_t> rows, int64_t tensor_rows);
@@ -38,7 +38,7 @@ class Binder {
   // in the geometry's list.
   experts::LayerGeometry bank(int layer, int64_t n_embd, int n_used, uint32_t first_shard);
 
-  std::vector<std::string> unused() const;  // tensors that nothing took
+  std::vector<const gguf::Tensor*> unused() const;  // tensors that nothing took
 
   [[noreturn]] void wrong_shape(const gguf::Tensor& tensor, const std::string& wanted) const;
 

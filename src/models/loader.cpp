@@ -96,11 +96,14 @@ void bind_draft(Binder& binder, Parts& parts, const Config& config, int block,
 std::unique_ptr<Model> finish(std::unique_ptr<Parts> parts, const Binder& trunk) {
   // A draft block that was not asked for is left alone, not forgotten.
   const std::string draft = fmt::format("blk.{}.", parts->config.n_trunk);
-  for (const std::string& name : trunk.unused()) {
-    if (!(parts->config.n_blocks > parts->config.n_trunk && name.starts_with(draft))) {
-      parts->unused.push_back(name);
+  for (const gguf::Tensor* tensor : trunk.unused()) {
+    ++parts->n_skipped;
+    parts->bytes_skipped += tensor->bytes;
+    if (!(parts->config.n_blocks > parts->config.n_trunk && tensor->name.starts_with(draft))) {
+      parts->unused.push_back(tensor->name);
     }
   }
+  parts->store.conversions().check(*parts->sources.trunk);
   if (!parts->unused.empty()) {
     log::warn("{}: {} tensors are not used by architecture {}, the first is {}",
               parts->sources.trunk->path(), parts->unused.size(), parts->config.architecture,

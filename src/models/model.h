@@ -20,10 +20,13 @@
 #include <string_view>
 #include <vector>
 
+#include "base/locked_memory.h"
 #include "base/thread_pool.h"
 #include "experts/geometry.h"
 #include "experts/stream.h"
 #include "gguf/model.h"
+#include "models/dense_convert.h"
+#include "models/dense_report.h"
 #include "models/state.h"
 #include "quant/matmul.h"
 
@@ -47,6 +50,7 @@ struct OpenOptions {
   quant::Precision precision = quant::Precision::Fast;
   bool draft = false;  // use the draft block; without it its tensors are neither loaded nor counted
   DraftNorm draft_norm = DraftNorm::Bundle;
+  std::vector<ConvertRule> convert = {};  // of dense matrices, the last that matches; lossy
 };
 
 enum class DenseMode {
@@ -70,10 +74,10 @@ struct Info {
 
 // Bytes, computed before anything large is taken.
 struct MemoryNeeds {
-  uint64_t dense = 0;   // DenseMode::Copy: resident weights
-  uint64_t mapped = 0;  // DenseMode::Map: of these, used in place in the mapping
-  uint64_t kv = 0;      // keys, values and indexer keys for n_ctx tokens
-  uint64_t state = 0;   // recurrent states, convolution windows, rows held for commit()
+  uint64_t dense = 0;         // weights in whole pages, DenseMode::Copy
+  uint64_t dense_mapped = 0;  // the same, DenseMode::Map: the file's pages among them
+  uint64_t kv = 0;            // keys, values and indexer keys for n_ctx tokens
+  uint64_t state = 0;         // recurrent states, convolution windows, rows held for commit()
   uint64_t scratch_decode = 0;
   uint64_t scratch_prompt = 0;  // for the chunk, beside scratch_decode
   uint64_t logits = 0;          // one row
@@ -119,6 +123,9 @@ class Model {
 
   // The pool is kept and must outlive the model. Throws Error(Io) naming tensor and offset.
   virtual void load(ThreadPool& pool, DenseMode mode, const LoadProgress& progress) = 0;
+  // Locks the loaded dense weights in memory, region by region. What is refused is in dense().
+  virtual void lock_dense(const MemoryLocker& lock) = 0;
+  virtual DenseReport dense() const = 0;
   // The reader of the n-gram table's rows, if table() is not null. Without it they are taken from
   // the file's mapping.
   virtual void attach_table(experts::RowStore* rows) = 0;

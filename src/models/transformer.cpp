@@ -44,8 +44,17 @@ Transformer::Transformer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)
     std::once_flag once;
     Sha256 value{};
   };
-  shape_.model_id = [file, identity = std::make_shared<Identity>()] {
-    std::call_once(identity->once, [&] { identity->value = file->model_id(); });
+  // Keys and values computed with converted weights are those of another model.
+  const std::string& converted = parts_->store.conversions().identity();
+  shape_.model_id = [file, converted, identity = std::make_shared<Identity>()] {
+    std::call_once(identity->once, [&] {
+      identity->value = file->model_id();
+      if (converted.empty()) return;
+      Sha256Stream hash;
+      hash.update(identity->value.data(), identity->value.size());
+      hash.update(converted.data(), converted.size());
+      identity->value = hash.finish();
+    });
     return identity->value;
   };
   info_.architecture = config.architecture;
@@ -74,7 +83,7 @@ MemoryNeeds Transformer::needs(const StateOptions& options, int64_t prompt_chunk
   };
   MemoryNeeds needs;
   needs.dense = parts_->store.copied_bytes() + parts_->store.made_bytes();
-  needs.mapped = parts_->store.copied_bytes();
+  needs.dense_mapped = parts_->store.mapped_bytes() + parts_->store.made_bytes();
   needs.kv = State::kv_bytes(shape_, options);
   needs.state = State::fixed_bytes(shape_);
   needs.scratch_decode =
@@ -86,8 +95,15 @@ MemoryNeeds Transformer::needs(const StateOptions& options, int64_t prompt_chunk
 
 void Transformer::load(ThreadPool& pool, DenseMode mode, const LoadProgress& progress) {
   pool_ = &pool;
-  parts_->store.load(mode, progress);
+  parts_->store.load(mode, pool.size(), progress);
   workspace_ = std::make_unique<ops::Workspace>(workspace_limits(), pool.size());
+}
+
+DenseReport Transformer::dense() const {
+  DenseReport report = parts_->store.report();
+  report.tensors_skipped = parts_->n_skipped;
+  report.bytes_skipped = parts_->bytes_skipped;
+  return report;
 }
 
 void Transformer::attach_table(experts::RowStore* rows) {

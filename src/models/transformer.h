@@ -47,7 +47,7 @@ struct Draft {
 // What a loader puts together.
 struct Parts {
   Parts(const Sources& sources_in, const OpenOptions& options_in)
-      : sources(sources_in), options(options_in) {}
+      : sources(sources_in), options(options_in), store(options_in.convert) {}
   Parts(const Parts&) = delete;
 
   Sources sources;
@@ -64,6 +64,8 @@ struct Parts {
   experts::Geometry geometry;
   std::optional<TableGeometry> table;
   std::vector<std::string> unused;
+  uint64_t n_skipped = 0,
+           bytes_skipped = 0;  // of the trunk file, a draft that was not asked for too
 };
 
 class Transformer final : public Model {
@@ -76,6 +78,8 @@ class Transformer final : public Model {
   MemoryNeeds needs(const StateOptions& options, int64_t prompt_chunk,
                     int n_threads) const override;
   void load(ThreadPool& pool, DenseMode mode, const LoadProgress& progress) override;
+  void lock_dense(const MemoryLocker& lock) override { parts_->store.lock(lock); }
+  DenseReport dense() const override;
   void attach_table(experts::RowStore* rows) override;
   std::unique_ptr<State> new_state(const StateOptions& options) const override;
   void forward(State& state, experts::Stream& stream, const Batch& batch, float* logits) override;

@@ -301,7 +301,9 @@ ModelFacts Scheduler::facts() const {
   facts.budget = plan.budget;
   facts.peak_planned = std::max(plan.peak_decode, plan.peak_prefill) - plan.slack;
   for (const auto& [term, bytes] : plan.rows()) facts.plan.emplace_back(term, bytes);
-  facts.lossy = {{"alias_experts", options.stream.alias}, {"moce", options.stream.moce.on()}};
+  facts.lossy = {{"alias_experts", options.stream.alias},
+                 {"moce", options.stream.moce.on()},
+                 {"dense_convert", load.dense.tensors_converted() != 0}};
   facts.load_seconds = load.open_s + load.dense_s + load.arena_s;
   return facts;
 }

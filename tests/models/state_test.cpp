@@ -150,7 +150,8 @@ TEST(Needs, AreWhatIsTaken) {
     EXPECT_GT(large.scratch_prompt, small.scratch_prompt);
     EXPECT_EQ(large.scratch_decode, small.scratch_decode);
     EXPECT_GT(h.model().needs({.n_ctx = 2000}, 16).kv, small.kv);
-    EXPECT_GT(small.dense, small.mapped);
+    EXPECT_GT(small.dense, 0u);
+    EXPECT_GT(small.dense_mapped, 0u);
     EXPECT_EQ(small.logits, h.vocab() * 4);
     const auto n_attention = static_cast<uint64_t>(h.info().n_attention_layers);
     EXPECT_GE(small.kv, 1000 * n_attention * 2 * 32 * 2);  // two kv heads of 16 at least
