@@ -93,6 +93,7 @@ class ExpertStream final : public Stream {
   void begin_token();
   void classify_decode(const float* logits, int rows, int n_used);
   void collect_prompt(int rows, int n_used);
+  void admit_most_used();
   void start_reads();
   void read_expert(int32_t slot);
   void handle(std::span<const ReadDone> done);
@@ -157,8 +158,11 @@ class ExpertStream final : public Stream {
   Phase phase_ = Phase::Decode;
   uint64_t clock_ = 0;  // counts begin() calls: the time of last_use
   std::vector<uint64_t> snapshot_;
-  std::span<const int32_t> ids_;  // what was selected
-  std::vector<uint64_t> seen_;    // by expert: the clock when it was last selected
+  std::span<const int32_t> ids_;       // what was selected
+  std::vector<uint64_t> seen_;         // by expert: the clock when it was last selected
+  std::vector<uint32_t> prompt_uses_;  // by expert: rows of the prompt that selected it
+  std::vector<uint8_t> admitted_;      // by expert: may take an empty slot, not a transit one
+  std::vector<int32_t> by_use_;
   std::vector<int32_t> pending_;  // experts without a slot yet, in file order
   size_t pending_head_ = 0;
   int reading_ = 0;             // experts that the current layer waits for

@@ -1,6 +1,7 @@
 #include "experts/stream.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -59,6 +60,9 @@ ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles>
   }
   const auto n = static_cast<size_t>(most_experts);
   seen_.assign(n, 0);
+  prompt_uses_.assign(n, 0);
+  admitted_.assign(n, 0);
+  by_use_.reserve(n);
   snapshot_.resize((n + 63) / 64);
   pending_.reserve(n);
   resident_.reserve(n);
@@ -214,7 +218,11 @@ void ExpertStream::classify_decode(const float* logits, int rows, int n_used) {
 
 void ExpertStream::collect_prompt(int rows, int n_used) {
   const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(n_used);
-  for (size_t i = 0; i < n; ++i) seen_[static_cast<size_t>(ids_[i])] = clock_;
+  std::fill(prompt_uses_.begin(), prompt_uses_.end(), 0u);
+  for (size_t i = 0; i < n; ++i) {
+    seen_[static_cast<size_t>(ids_[i])] = clock_;
+    ++prompt_uses_[static_cast<size_t>(ids_[i])];
+  }
   const int n_expert = geometry_.layers[static_cast<size_t>(layer_)].n_expert;
   for (int e = 0; e < n_expert; ++e) {
     if (seen_[static_cast<size_t>(e)] != clock_) continue;
@@ -229,6 +237,29 @@ void ExpertStream::collect_prompt(int rows, int n_used) {
       pending_.push_back(e);
     }
   }
+  admit_most_used();
+}
+
+// A prompt touches most experts of a layer. What it leaves in empty slots is each layer's share of
+// them, the most used ones: else the first layers would fill the arena and decode begin with the
+// others' misses.
+void ExpertStream::admit_most_used() {
+  const uint32_t c = shape_.class_of[static_cast<size_t>(layer_)];
+  const auto n_layers =
+      static_cast<uint64_t>(std::count(shape_.class_of.begin(), shape_.class_of.end(), c));
+  const uint64_t share = (shape_.classes[c].slots + n_layers - 1) / n_layers;
+  uint64_t resident = 0;
+  for (const uint64_t word : snapshot_) resident += static_cast<uint64_t>(std::popcount(word));
+  by_use_.assign(pending_.begin(), pending_.end());
+  const size_t n = std::min<size_t>(by_use_.size(), share > resident ? share - resident : 0);
+  std::partial_sort(by_use_.begin(), by_use_.begin() + static_cast<std::ptrdiff_t>(n),
+                    by_use_.end(), [&](int32_t a, int32_t b) {
+                      const uint32_t x = prompt_uses_[static_cast<size_t>(a)];
+                      const uint32_t y = prompt_uses_[static_cast<size_t>(b)];
+                      return x != y ? x > y : a < b;
+                    });
+  std::fill(admitted_.begin(), admitted_.end(), uint8_t{0});
+  for (size_t i = 0; i < n; ++i) admitted_[static_cast<size_t>(by_use_[i])] = 1;
 }
 
 void ExpertStream::hold(int expert, int32_t slot, bool admitted) {
@@ -243,8 +274,11 @@ void ExpertStream::start_reads() {
   const bool may_evict = !prompt || shape_.transit == 0;
   while (pending_head_ < pending_.size() && !(prompt && reading_ >= options_.depth)) {
     const int32_t e = pending_[pending_head_];
-    int32_t slot =
-        residency_.acquire(layer_, e, prompt ? ReadReason::Prompt : ReadReason::Demand, may_evict);
+    int32_t slot = kNoSlot;
+    if (!prompt || admitted_[static_cast<size_t>(e)] != 0 || shape_.transit == 0) {
+      slot = residency_.acquire(layer_, e, prompt ? ReadReason::Prompt : ReadReason::Demand,
+                                may_evict);
+    }
     if (slot == kNoSlot && prompt) slot = residency_.acquire_transit(layer_, e);
     if (slot == kNoSlot && !kept_.empty()) {  // what is wanted comes before what may be
       release_ahead(last_layer());

@@ -172,6 +172,31 @@ TEST(WarmFill, AFailedReadIsTriedAgainByWhoeverNeedsIt) {
   decode(*s.stream, use, 20);
 }
 
+// What a prompt leaves behind: of every layer its share of the slots, the most used experts.
+TEST(PromptAdmission, EveryLayerGetsItsShareOfTheMostUsed) {
+  const Directory directory;
+  const Geometry geometry = write_skewed(directory);
+  Skewed use(kLayers, kExperts, 4);
+  const std::vector<float> shares = use.shares();
+  Opened s = open_stream(geometry, 120, {});
+  prompt(*s.stream, use, 400);  // touches nearly every expert
+  EXPECT_GT(s.stream->counters().prompt_experts_touched, 120u + 60u);
+  for (int l = 0; l < kLayers; ++l) {
+    // Its favourite expert, which is far from the first in the file for most layers.
+    const auto begin = shares.begin() + l * kExperts;
+    const auto best = std::max_element(begin, begin + kExperts) - begin;
+    std::vector<float> logits(kExperts, -5.0f);
+    for (int i = 0; i < 4; ++i) logits[static_cast<size_t>((best + i * 5) % kExperts)] = 5.0f - i;
+    run_layer(*s.stream, l, logits, 1, Phase::Decode);
+  }
+  s.stream->end_step(1);
+  EXPECT_GE(s.stream->counters().first.arena, static_cast<uint64_t>(kLayers));
+  uint64_t resident = s.stream->counters().first.arena + s.stream->counters().first.miss_issued;
+  EXPECT_EQ(resident, 24u);
+  EXPECT_EQ(s.stream->counters().prompt_arena_used, 0u);
+  EXPECT_EQ(s.stream->counters().evict_total, s.stream->counters().first.miss_issued);  // 120 full
+}
+
 TEST(LazyFill, HappensInDecodeAndChangesNothingElse) {
   const Directory directory;
   const Geometry geometry = write_skewed(directory);
