@@ -1,6 +1,11 @@
-// The program in a memory group of its own that another process fills up.
+// The program where the system gives it less than usual: a memory group that another process fills
+// up, a container's filter that forbids io_uring.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <chrono>
 #include <cstring>
@@ -139,6 +144,47 @@ TEST_F(MemoryGroup, TheArenaShrinksAndTheRunEndsInOrderWhenMemoryIsTaken) {
   EXPECT_GT(given_back, 0u);
   EXPECT_EQ(dog["events"].back()["pressure"], "abort");
   EXPECT_LT(dog["slots_left"], json["plan"]["slots"]);
+}
+
+// Refuses io_uring_setup with EPERM, as container filters do.
+bool forbid_io_uring() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{4, program};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+class Forbidden : public Program {};
+
+TEST_F(Forbidden, WithoutIoUringThePoolReadsTheSame) {
+  const std::vector<std::string> arguments = {
+      "run", "-m", tiny(), "-p", "x", "-n", "6", "--temp", "0", "--json", "--arena-slots", "24"};
+  const Outcome free = run(arguments);
+  ASSERT_EQ(free.code, 0) << free.err;
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!forbid_io_uring()) _exit(99);
+    const pid_t inner = start(arguments, "1");
+    int status = 0;
+    waitpid(inner, &status, 0);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 100);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WEXITSTATUS(status) == 99) GTEST_SKIP() << "no filters here";
+  ASSERT_EQ(WEXITSTATUS(status), 0) << read_all(path("err.1"));
+  const auto a = nlohmann::json::parse(free.out);
+  const auto b = nlohmann::json::parse(read_all(path("out.1")));
+  EXPECT_EQ(a["tokens"], b["tokens"]);
+  EXPECT_EQ(b["experts"]["io"]["engine"], "pread pool");
+  const std::string reason = b["experts"]["io"]["reason"];
+  EXPECT_NE(reason.find("no io_uring"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("Operation not permitted"), std::string::npos) << reason;
 }
 
 TEST_F(MemoryGroup, WhatDoesNotFitIsRefusedBeforehandNotKilled) {
