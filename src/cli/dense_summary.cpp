@@ -11,6 +11,30 @@ namespace penstock::cli {
 
 using Json = nlohmann::ordered_json;
 
+std::string converted_rows(const models::DenseReport& r) {
+  std::string out;
+  for (const models::ConvertedTensors& c : r.converted) {
+    if (c.tensors == 0) continue;
+    out += fmt::format(
+        "  dense       {}: {} tensors, {} read, {} held as {}; quality: unmeasured\n", c.pattern,
+        c.tensors, format_bytes(c.bytes_from), format_bytes(c.bytes_to), gguf::type_name(c.type));
+  }
+  return out;
+}
+
+Json converted_json(const models::DenseReport& r) {
+  Json converted = Json::array();
+  for (const models::ConvertedTensors& c : r.converted) {
+    converted.push_back({{"pattern", c.pattern},
+                         {"type", gguf::type_name(c.type)},
+                         {"tensors", c.tensors},
+                         {"bytes_from", c.bytes_from},
+                         {"bytes_to", c.bytes_to},
+                         {"unchanged", c.unchanged}});
+  }
+  return converted;
+}
+
 std::string dense_rows(const models::DenseReport& r) {
   std::string out = fmt::format("  dense       {} tensors, {} in {} of pages; ", r.tensors,
                                 format_bytes(r.bytes_live), format_bytes(r.bytes_pages));
@@ -30,25 +54,10 @@ std::string dense_rows(const models::DenseReport& r) {
                        format_bytes(r.bytes_skipped));
   }
   out += '\n';
-  for (const models::ConvertedTensors& c : r.converted) {
-    if (c.tensors == 0) continue;
-    out += fmt::format(
-        "  dense       {}: {} tensors, {} read, {} held as {}; quality: unmeasured\n", c.pattern,
-        c.tensors, format_bytes(c.bytes_from), format_bytes(c.bytes_to), gguf::type_name(c.type));
-  }
-  return out;
+  return out + converted_rows(r);
 }
 
 Json dense_json(const models::DenseReport& r) {
-  Json converted = Json::array();
-  for (const models::ConvertedTensors& c : r.converted) {
-    converted.push_back({{"pattern", c.pattern},
-                         {"type", gguf::type_name(c.type)},
-                         {"tensors", c.tensors},
-                         {"bytes_from", c.bytes_from},
-                         {"bytes_to", c.bytes_to},
-                         {"unchanged", c.unchanged}});
-  }
   Json regions = Json::array();
   for (const models::LockedRegion& region : r.regions) {
     regions.push_back({{"what", region.what},
@@ -64,7 +73,7 @@ Json dense_json(const models::DenseReport& r) {
               {"bytes_skipped", r.bytes_skipped},
               {"tensors_converted", r.tensors_converted()},
               {"bytes_converted", r.bytes_converted()},
-              {"converted", std::move(converted)}};
+              {"converted", converted_json(r)}};
   if (r.tensors_converted() != 0) out["quality"] = "unmeasured";
   out["lock"] = {{"tried", r.lock_tried},
                  {"bytes_requested", r.bytes_requested()},

@@ -8,6 +8,10 @@
 
 namespace penstock::cli {
 
+// What --dense-convert does, one row for each that matched; and all of them as an array.
+std::string converted_rows(const models::DenseReport& report);
+nlohmann::ordered_json converted_json(const models::DenseReport& report);
+
 std::string dense_rows(const models::DenseReport& report);
 nlohmann::ordered_json dense_json(const models::DenseReport& report);
 

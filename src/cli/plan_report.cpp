@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/machine.h"
+#include "cli/dense_summary.h"
 
 namespace penstock::cli {
 namespace {
@@ -42,7 +43,7 @@ std::string head_text(const PlanReport& report) {
                      options.prompt_chunk != 0    ? ""
                      : report.plan.outcome.fits() ? ", the most that fits"
                                                   : ", the fewest tried");
-  return out;
+  return out + converted_rows(opened.model->dense());
 }
 
 std::string figures_text(const engine::SpeedFigures& figures) {
@@ -239,6 +240,7 @@ Json plan_report_json(const PlanReport& report) {
                      {"pack", opened.source.pack ? Json(opened.source.pack->path) : Json()},
                      {"reader", report.reader}};
   out["memory"] = memory_json(report);
+  out["dense_converted"] = converted_json(opened.model->dense());
   out["machine_file"] = {{"path", report.machine_file}, {"problem", report.machine_problem}};
   out["speed"] = speed_json(report);
   out["notes"] = report.notes;

@@ -94,7 +94,9 @@ std::vector<TypeWork> token_work(const OpenedModel& opened) {
   };
   for (const gguf::Tensor& tensor : opened.file->tensors()) {
     if (is_dense_matrix(opened, tensor)) {
-      add(tensor.type, static_cast<int64_t>(tensor.ne[0]), tensor.bytes, 0);
+      const gguf::TypeId type = opened.model->held_type(tensor);
+      add(type, static_cast<int64_t>(tensor.ne[0]),
+          tensor.rows() * gguf::row_bytes(type, tensor.ne[0]), 0);
     }
   }
   for (const experts::LayerGeometry& layer : opened.source.geometry.layers) {

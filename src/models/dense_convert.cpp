@@ -103,8 +103,14 @@ gguf::TypeId Conversions::type_for(const gguf::Model& file, const gguf::Tensor& 
   ++rule->tensors;
   rule->bytes_from += tensor.bytes;
   rule->bytes_to += tensor.rows() * gguf::row_bytes(rule->type, tensor.ne[0]);
+  held_[tensor.name] = rule->type;
   identity_ += fmt::format("{}={}\n", tensor.name, type.name);
   return rule->type;
+}
+
+gguf::TypeId Conversions::held_type(const gguf::Tensor& tensor) const {
+  const auto it = held_.find(tensor.name);
+  return it == held_.end() ? tensor.type : it->second;
 }
 
 void Conversions::check(const gguf::Model& file) const {

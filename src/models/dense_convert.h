@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "gguf/model.h"
@@ -43,12 +44,15 @@ class Conversions {
   void check(const gguf::Model& file) const;
 
   std::span<const ConvertedTensors> report() const noexcept { return report_; }
+  // The type that a tensor of the model's file is held in.
+  gguf::TypeId held_type(const gguf::Tensor& tensor) const;
   // Every converted tensor with its type: what the logits depend on beside the file. Empty: none.
   const std::string& identity() const noexcept { return identity_; }
 
  private:
   std::vector<ConvertedTensors> report_;
   std::vector<uint64_t> matched_;  // tensors, the last rule that matches or not
+  std::unordered_map<std::string, gguf::TypeId> held_;  // what was converted
   std::string identity_;
 };
 

@@ -126,6 +126,8 @@ class Model {
   // Locks the loaded dense weights in memory, region by region. What is refused is in dense().
   virtual void lock_dense(const MemoryLocker& lock) = 0;
   virtual DenseReport dense() const = 0;
+  // The type that a dense matrix of the trunk's file is held in: its own unless it is converted.
+  virtual gguf::TypeId held_type(const gguf::Tensor& tensor) const = 0;
   // The reader of the n-gram table's rows, if table() is not null. Without it they are taken from
   // the file's mapping.
   virtual void attach_table(experts::RowStore* rows) = 0;

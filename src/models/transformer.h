@@ -80,6 +80,9 @@ class Transformer final : public Model {
   void load(ThreadPool& pool, DenseMode mode, const LoadProgress& progress) override;
   void lock_dense(const MemoryLocker& lock) override { parts_->store.lock(lock); }
   DenseReport dense() const override;
+  gguf::TypeId held_type(const gguf::Tensor& tensor) const override {
+    return parts_->store.conversions().held_type(tensor);
+  }
   void attach_table(experts::RowStore* rows) override;
   std::unique_ptr<State> new_state(const StateOptions& options) const override;
   void forward(State& state, experts::Stream& stream, const Batch& batch, float* logits) override;

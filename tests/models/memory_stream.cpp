@@ -1,5 +1,7 @@
 #include "models/memory_stream.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -9,7 +11,11 @@ namespace penstock::testing {
 
 MemoryStream::MemoryStream(experts::Geometry geometry, Arrival arrival)
     : geometry_(std::move(geometry)), arrival_(arrival) {
-  for (const std::string& path : geometry_.shards) files_.emplace_back(File::open_read(path));
+  for (const std::string& path : geometry_.shards) {
+    files_.emplace_back(File::open_read(path));
+    // Nothing but what is used comes into memory: tests look at what others bring in.
+    files_.back().advise(0, files_.back().size(), MADV_RANDOM);
+  }
 }
 
 experts::Routing MemoryStream::begin(int index, const float* logits, int rows,
