@@ -105,22 +105,28 @@ double read_bandwidth(int threads) {
   return sums[0] == 0 ? 0 : best;  // the sums are used: the loops stay
 }
 
-std::string reuse(engine::Runtime& runtime, engine::Session& session,
+// Passes decode's selections on to a meter while there is one.
+struct Watcher final : experts::RouteObserver {
+  surgery::ReuseMeter* meter = nullptr;
+  void selected(int index, int, experts::Phase phase, std::span<const int32_t> ids,
+                std::span<const float>) override {
+    if (meter != nullptr && phase == experts::Phase::Decode) meter->add(index, ids);
+  }
+};
+
+std::string reuse(engine::Runtime& runtime, engine::Session& session, Watcher& watcher,
                   const std::vector<int32_t>& tokens) {
   const experts::Geometry& geometry = runtime.stream().geometry();
   const int n_expert = geometry.layers.front().n_expert;
   surgery::ReuseMeter meter(static_cast<int>(geometry.layers.size()), n_expert);
-  runtime.stream().set_trace(
-      [&](int index, int, experts::Phase phase, std::span<const int32_t> chosen) {
-        if (phase == experts::Phase::Decode) meter.add(index, chosen);
-      });
+  watcher.meter = &meter;
   session.reset();
   session.prefill({tokens.data(), 1});
   for (const int32_t token : tokens) {
     session.expect(token);
     session.decode(token);
   }
-  runtime.stream().set_trace({});
+  watcher.meter = nullptr;
   std::string out = fmt::format("ok repeat {:.4f}", meter.repeat_rate());
   bool published = false;
   for (const surgery::PublishedCurve& curve : surgery::published_curves()) {
@@ -137,7 +143,8 @@ std::string reuse(engine::Runtime& runtime, engine::Session& session,
   return out;
 }
 
-std::string answer(const std::string& line, engine::Runtime& runtime, engine::Session& session) {
+std::string answer(const std::string& line, engine::Runtime& runtime, engine::Session& session,
+                   Watcher& watcher) {
   std::istringstream words(line);
   std::string command;
   size_t n = 0;
@@ -168,7 +175,8 @@ std::string answer(const std::string& line, engine::Runtime& runtime, engine::Se
         static_cast<double>(c.stall_ns) * 1e-9, static_cast<double>(c.prompt_stall_ns) * 1e-9);
   }
   if (command == "reuse") {
-    return reuse(runtime, session, ids(n, seed, static_cast<uint64_t>(runtime.info().n_vocab)));
+    return reuse(runtime, session, watcher,
+                 ids(n, seed, static_cast<uint64_t>(runtime.info().n_vocab)));
   }
   return "error unknown command " + command;
 }
@@ -178,12 +186,14 @@ std::string answer(const std::string& line, engine::Runtime& runtime, engine::Se
 int main(int argc, char** argv) try {
   const auto runtime = engine::Runtime::open(parse(argc, argv), {});
   engine::Session session(*runtime);
+  Watcher watcher;
+  runtime->stream().observe(&watcher);
   fmt::print("ok ready n_vocab {} {}\n", runtime->info().n_vocab,
              quant::isa_name(quant::current_isa()));
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line) && line != "quit";) {
     try {
-      fmt::print("{}\n", answer(line, *runtime, session));
+      fmt::print("{}\n", answer(line, *runtime, session, watcher));
     } catch (const std::exception& e) {
       fmt::print("error {}\n", e.what());
     }

@@ -12,8 +12,8 @@ namespace penstock::engine {
 namespace {
 
 constexpr std::array kPromptChunks = {512, 256, 128, 64, 32};
-// Longer chunks read each expert fewer times; where experts are streamed they may take this share
-// of the arena's memory for their scratch.
+// Longer chunks read a missing expert fewer times. Their scratch may take this share of the arena's
+// memory where nearly all experts are missing, less where fewer are.
 constexpr std::array kLongChunks = {4096, 2048, 1024};
 constexpr uint64_t kScratchShare = 8;
 constexpr int64_t kDefaultContext = 4096;
@@ -142,7 +142,9 @@ MemoryPlan OpenedModel::plan(const MemoryFacts& machine, uint64_t taken) const {
     if (chunk > options.n_ctx) continue;
     MemoryPlan longer = with(chunk);
     const experts::Plan& p = longer.outcome.plan;
-    if (longer.outcome.fits() && p.terms.scratch_prompt <= p.arena / kScratchShare) return longer;
+    const uint64_t missing = p.shape.n_experts() - p.shape.slots();
+    const uint64_t worth = p.arena / kScratchShare / p.shape.n_experts() * missing;
+    if (longer.outcome.fits() && p.terms.scratch_prompt <= worth) return longer;
   }
   return plan;
 }
