@@ -98,6 +98,11 @@ void find_profile(OpenedModel& opened) {
 
 }  // namespace
 
+bool long_chunk_pays(const experts::Plan& plan) noexcept {
+  const uint64_t missing = plan.shape.n_experts() - plan.shape.slots();
+  return plan.terms.scratch_prompt <= plan.arena / kScratchShare / plan.shape.n_experts() * missing;
+}
+
 std::string default_profile_path(const gguf::Model& model) {
   return std::filesystem::path(experts::default_pack_path(model))
       .replace_extension(".profile.json")
@@ -141,10 +146,7 @@ MemoryPlan OpenedModel::plan(const MemoryFacts& machine, uint64_t taken) const {
   for (const int chunk : kLongChunks) {
     if (chunk > options.n_ctx) continue;
     MemoryPlan longer = with(chunk);
-    const experts::Plan& p = longer.outcome.plan;
-    const uint64_t missing = p.shape.n_experts() - p.shape.slots();
-    const uint64_t worth = p.arena / kScratchShare / p.shape.n_experts() * missing;
-    if (longer.outcome.fits() && p.terms.scratch_prompt <= worth) return longer;
+    if (longer.outcome.fits() && long_chunk_pays(longer.outcome.plan)) return longer;
   }
   return plan;
 }

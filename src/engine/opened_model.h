@@ -38,10 +38,10 @@ struct RuntimeOptions {
   bool lock_dense = true;                               // a shortfall is a warning
   bool require_lock = false;                            // with lock_dense: it is an Error(Io)
   MemoryLocker memory_locker = lock_memory;             // or another, for tests
-  std::optional<uint64_t> memory;       // bytes; default: what is available
-  std::optional<uint64_t> arena_slots;  // instead of what the memory allows
-  uint64_t caller_bytes = 0;            // what the caller needs beside the model, for the plan
-  int watchdog_ms = 100;                // how often memory is looked at; 0: never
+  std::optional<uint64_t> memory;                       // bytes; default: what is available
+  std::optional<uint64_t> arena_slots;                  // instead of what the memory allows
+  uint64_t caller_bytes = 0;  // what the caller needs beside the model, for the plan
+  int watchdog_ms = 100;      // how often memory is looked at; 0: never
   uint64_t swap_limit = experts::WatchdogPolicy{}.swap_limit;
   experts::Watchdog::Sampler memory_sampler = {};  // in place of the machine's, for tests
   experts::StreamOptions stream{.read_ahead = experts::ReadAhead::Auto};
@@ -70,6 +70,10 @@ struct OpenedModel {
   // smaller prompt chunks while none was asked for; a refusal is that of the last one tried.
   MemoryPlan plan(const MemoryFacts& machine, uint64_t taken) const;
 };
+
+// Whether the long prompt chunk of a plan is worth the memory that its scratch takes from the
+// arena.
+bool long_chunk_pays(const experts::Plan& plan) noexcept;
 
 // MODEL.profile.json beside MODEL.gguf: where `auto` looks.
 std::string default_profile_path(const gguf::Model& model);

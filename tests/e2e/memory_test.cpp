@@ -163,7 +163,8 @@ class Forbidden : public Program {};
 
 TEST_F(Forbidden, WithoutIoUringThePoolReadsTheSame) {
   const std::vector<std::string> arguments = {
-      "run", "-m", tiny(), "-p", "x", "-n", "6", "--temp", "0", "--json", "--arena-slots", "24"};
+      "run", "-m",     tiny(), "--ids",  write("ids", "1 2 3"), "-n",
+      "6",   "--temp", "0",    "--json", "--arena-slots",       "24"};
   const Outcome free = run(arguments);
   ASSERT_EQ(free.code, 0) << free.err;
   const pid_t child = fork();

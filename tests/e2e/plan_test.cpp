@@ -99,25 +99,6 @@ TEST_F(PlanProgram, ShowsEveryTermAndNoSpeedThatWasNotMeasured) {
   EXPECT_FALSE(fs::exists(machine()));
 }
 
-// Long chunks pay where prompts would read many experts again for every chunk, and only there.
-TEST_F(PlanProgram, ChunksAreLongWhereManyExpertsAreMissing) {
-  const std::string model = enlarged(200);
-  const auto planned = [&](const std::string& slots) {
-    const Outcome outcome =
-        run(plan(model, {"--json", "--ctx", "8192", "--arena-slots", slots, "--pack", "none"}));
-    const Json json = Json::parse(outcome.out);
-    const Json& terms = json["memory"]["terms"];
-    if (json["settings"]["prompt_chunk"] > 512) {
-      EXPECT_LE(terms["scratch_prompt"].get<uint64_t>(), terms["arena"].get<uint64_t>() / 8);
-    }
-    return json["settings"]["prompt_chunk"].get<int>();
-  };
-  EXPECT_GT(planned("256"), 512);  // half of them
-  EXPECT_EQ(planned("500"), 512);
-  EXPECT_LE(planned("512"), 512);
-  EXPECT_LE(planned("20"), 512);  // a small arena can not spare the memory
-}
-
 TEST_F(PlanProgram, SaysTheSameAsJson) {
   const Outcome outcome = run(plan(kSample, {"--json", "--memory", "60M", "--ctx", "2048"}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;

@@ -38,7 +38,7 @@ class Keeper final : public Session {
 };
 
 TEST_F(PromptScratch, AQuarterOfAGibibyteComesAndGoes) {
-  const int64_t rows = 16384;
+  const int64_t rows = 40960;
   const auto runtime = open(rows);
   const uint64_t planned = runtime->plan().terms.scratch_prompt;
   ASSERT_GE(planned, 256 * kMiB) << "take more rows";
@@ -74,6 +74,22 @@ TEST_F(PromptScratch, ASessionMeasuresItsReleaseAndFindsOneThatIsMissing) {
   Session small(*runtime);
   small.prefill(std::span(tokens).first(2));
   EXPECT_EQ(small.prompt_memory().scratch, 0u);
+}
+
+TEST(PromptChunk, ALongOnePaysWhereManyExpertsAreMissing) {
+  experts::Plan plan;
+  plan.shape.classes = {{.slot_bytes = 1 << 20, .n_experts = 10000}};
+  const auto pays = [&](uint64_t slots, uint64_t scratch_mib) {
+    plan.shape.classes[0].slots = slots;
+    plan.arena = slots << 20;
+    plan.terms.scratch_prompt = scratch_mib * kMiB;
+    return long_chunk_pays(plan);
+  };
+  EXPECT_TRUE(pays(2500, 230));  // an eighth of three quarters of 2500 MiB
+  EXPECT_FALSE(pays(2500, 240));
+  EXPECT_TRUE(pays(5000, 300));
+  EXPECT_FALSE(pays(9500, 300));  // there is little to read again
+  EXPECT_FALSE(pays(200, 100));   // a small arena can not spare the memory
 }
 
 }  // namespace
