@@ -21,10 +21,10 @@ SETTINGS: list[tuple[float, list[str]]] = [
     (1.0, []),
     (0.5, []),
     (0.25, []),
-    (0.25, ["--ctx", "16384"]),
-    (0.25, ["--ctx", "16384", "--kv", "f32"]),
+    (0.25, ["--kv", "f32"]),
+    (0.25, ["--lock", "off"]),
     (0.25, ["--prompt-chunk", "64"]),
-    (0.25, ["--prompt-chunk", "1024"]),
+    (0.25, ["--prompt-chunk", "256"]),
     (0.25, ["--precision", "exact"]),
     (0.25, ["--io", "pread"]),
     (0.12, ["--read-ahead", "off"]),
@@ -36,7 +36,8 @@ def run(args: argparse.Namespace, model: str, ids: Path, share: float, flags: li
     experts = facts["memory"]["experts"]
     slots = max(1, round(share * experts))
     command = [args.penstock, "run", "-m", model, "--ids", ids, "-n", args.decode, "--ignore-eos", "--temp", "0",
-               "--arena-slots", slots, "--pack", "none", "--profile", "none", "--json", "-q", *flags]
+               "--arena-slots", slots, "--ctx", args.prompt + args.decode, "--pack", "none", "--profile", "none", "--json", "-q",
+               *flags]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(done.stderr)

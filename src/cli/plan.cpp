@@ -18,7 +18,6 @@
 #include "cli/runtime_flags.h"
 #include "engine/calibrate_machine.h"
 #include "experts/plan_advice.h"
-#include "experts/profile.h"
 #include "experts/stream_setup.h"
 
 namespace penstock::cli {
@@ -28,7 +27,6 @@ struct Flags {
   RuntimeFlags runtime;
   std::string machine_file;
   std::optional<double> hit_rate;  // per cent
-  CLI::Option* profile = nullptr;
   bool calibrate = false;
   bool json = false;
 };
@@ -62,11 +60,8 @@ std::vector<engine::HitRate> given_rates(const Flags& flags, const engine::Opene
                                          const PlanReport& report) {
   std::vector<engine::HitRate> rates;
   if (flags.hit_rate) rates.push_back({*flags.hit_rate / 100, "--hit-rate"});
-  if (flags.profile->count() == 0) return rates;
-  const auto path = flags.profile->as<std::string>();
-  const experts::Profile profile = experts::read_profile(path);
-  experts::check_profile(profile, path, opened.source.geometry, opened.file->model_id());
-  rates.push_back({experts::static_hit_rate(report.figures.layers, profile.shares(),
+  if (!opened.profile) return rates;
+  rates.push_back({experts::static_hit_rate(report.figures.layers, opened.profile->shares(),
                                             report.plan.outcome.plan.shape),
                    "the profile's most used experts, on the profile's own text"});
   return rates;
@@ -151,13 +146,6 @@ void add_plan(CLI::App& app, Action* action) {
                    "per cent of expert uses found in memory, as a run's summary says it")
       ->check(CLI::Range(0.0, 100.0))
       ->group("Speed");
-  // The same option as of a run where the runtime has one.
-  flags->profile = command->get_option_no_throw("--profile");
-  if (flags->profile == nullptr) {
-    flags->profile = command->add_option("--profile", "an expert profile: adds its hit rate")
-                         ->type_name("FILE")
-                         ->group("Speed");
-  }
   command->add_flag("--json", flags->json, "a JSON object instead of text (docs/plan.md)");
   command->callback([flags, action] { *action = [flags] { return run_plan(*flags); }; });
 }

@@ -38,7 +38,9 @@ experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
                                  const MemoryFacts& machine, uint64_t taken) {
   const RuntimeOptions& options = opened.options;
   const models::StateOptions state{.n_ctx = options.n_ctx, .kv = *options.kv};
-  const models::MemoryNeeds needs = opened.model->needs(state, prompt_chunk, options.threads);
+  // No chunk is longer than the context.
+  const int64_t rows = std::min<int64_t>(prompt_chunk, options.n_ctx);
+  const models::MemoryNeeds needs = opened.model->needs(state, rows, options.threads);
   experts::PlanRequest request;
   request.terms.dense = options.dense == models::DenseMode::Map ? needs.dense_mapped : needs.dense;
   request.terms.kv = needs.kv;
