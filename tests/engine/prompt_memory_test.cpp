@@ -12,6 +12,11 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 class PromptScratch : public ::testing::Test {
  protected:
+  void SetUp() override {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "a sanitizer's shadow of the scratch stays";
+#endif
+  }
   std::unique_ptr<Runtime> open(int64_t n_ctx) {
     penstock::testing::TinyOptions tiny;
     tiny.matrices = gguf::TypeId::Q8_0;
