@@ -313,11 +313,12 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   if (runtime.rows() != nullptr) {
     out += fmt::format("  n-gram rows {}\n", runtime.rows()->io().describe());
   }
-  if (plan.slots() != 0)
+  if (plan.slots() != 0) {
     out += fmt::format("  arena       {} of {} experts ({:.1f} %), {}, {} of it on huge pages\n",
                        plan.slots(), plan.shape.n_experts(),
                        share(plan.slots(), plan.shape.n_experts()), format_bytes(plan.arena),
                        format_bytes(load.arena_huge_bytes));
+  }
   const uint64_t planned = std::max(plan.peak_decode, plan.peak_prefill) - plan.slack;
   out +=
       fmt::format("  memory      {} planned at the peak, without slack; {} measured at the peak\n",

@@ -1,19 +1,13 @@
 #include "experts/layer_router.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "experts/route.h"
+#include "experts/stream_setup.h"
 
 namespace penstock::experts {
 
-LayerRouter::LayerRouter(const Geometry& geometry) : geometry_(geometry) {
-  size_t most = 0;
-  for (const LayerGeometry& layer : geometry.layers) {
-    most = std::max(most, static_cast<size_t>(layer.n_expert));
-  }
-  probabilities_.resize(most);
-}
+LayerRouter::LayerRouter(const Geometry& geometry)
+    : geometry_(geometry), probabilities_(most_experts(geometry)) {}
 
 void LayerRouter::check(int index, int rows, const RouteRule& rule) const {
   if (index < 0 || static_cast<size_t>(index) >= geometry_.layers.size() || rows < 1 ||

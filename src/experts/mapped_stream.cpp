@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "experts/stream_setup.h"
 
 namespace penstock::experts {
 namespace {
@@ -45,10 +46,7 @@ MappedStream::MappedStream(Geometry geometry, const StreamOptions& options)
   shape_ = arena_shape(geometry_, 1);
   io_.requested = options.io;
   io_.mapped = true;
-  size_t most = 0;
-  for (const LayerGeometry& layer : geometry_.layers) {
-    most = std::max(most, static_cast<size_t>(layer.n_expert));
-  }
+  const size_t most = most_experts(geometry_);
   touched_.resize(most);
   experts_.reserve(most);
   batch_.reserve(most);

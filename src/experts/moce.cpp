@@ -7,6 +7,7 @@
 
 #include "experts/route.h"
 #include "experts/stream.h"
+#include "experts/stream_setup.h"
 
 namespace penstock::experts {
 namespace {
@@ -96,10 +97,7 @@ MoceMeasures& MoceMeasures::operator+=(const MoceMeasures& other) noexcept {
 
 CacheRouter::CacheRouter(const MoceOptions& options, const Geometry& geometry)
     : options_(options), measures_(geometry.layers.size()) {
-  size_t n = 0;
-  for (const LayerGeometry& layer : geometry.layers) {
-    n = std::max(n, static_cast<size_t>(layer.n_expert));
-  }
+  const size_t n = most_experts(geometry);
   key_.resize(n);
   order_.resize(n);
   exact_.resize(n);
@@ -107,11 +105,8 @@ CacheRouter::CacheRouter(const MoceOptions& options, const Geometry& geometry)
 }
 
 uint64_t CacheRouter::memory_bytes(const Geometry& geometry) noexcept {
-  uint64_t n = 0;
-  for (const LayerGeometry& layer : geometry.layers) {
-    n = std::max(n, static_cast<uint64_t>(layer.n_expert));
-  }
-  return n * (sizeof(float) + 2 * sizeof(int32_t)) + geometry.layers.size() * sizeof(MoceMeasures);
+  return most_experts(geometry) * (sizeof(float) + 2 * sizeof(int32_t)) +
+         geometry.layers.size() * sizeof(MoceMeasures);
 }
 
 void CacheRouter::set_factor() noexcept {

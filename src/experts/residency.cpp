@@ -96,11 +96,15 @@ uint32_t Residency::class_of(int32_t id) const noexcept {
 }
 
 void Residency::set_ready(const Slot& slot, bool ready) noexcept {
-  uint64_t& word =
-      ready_[word_base_[static_cast<size_t>(slot.layer)] + static_cast<size_t>(slot.expert) / 64];
+  const size_t word =
+      word_base_[static_cast<size_t>(slot.layer)] + static_cast<size_t>(slot.expert) / 64;
   const uint64_t bit = uint64_t{1} << (slot.expert % 64);
-  word = ready ? word | bit : word & ~bit;
-  if (!ready) epoch_[static_cast<size_t>(&word - ready_.data())] &= ~bit;
+  if (ready) {
+    ready_[word] |= bit;
+  } else {
+    ready_[word] &= ~bit;
+    epoch_[word] &= ~bit;
+  }
 }
 
 void Residency::start(int32_t id, int layer, int expert, ReadReason reason) {

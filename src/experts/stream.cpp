@@ -54,11 +54,7 @@ ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles>
       meter_(geometry_.layers.size(), most_used(geometry_)),
       layer_stall_ns_(geometry_.layers.size(), 0) {
   for (const SlotClass& c : shape.classes) slots_at_first_.push_back(c.slots);
-  int most_experts = 0;
-  for (const LayerGeometry& layer : geometry_.layers) {
-    most_experts = std::max(most_experts, layer.n_expert);
-  }
-  const auto n = static_cast<size_t>(most_experts);
+  const size_t n = most_experts(geometry_);
   seen_.assign(n, 0);
   prompt_uses_.assign(n, 0);
   admitted_.assign(n, 0);

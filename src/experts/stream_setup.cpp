@@ -18,6 +18,12 @@ size_t most_used(const Geometry& geometry) noexcept {
   return static_cast<size_t>(most);
 }
 
+size_t most_experts(const Geometry& geometry) noexcept {
+  int most = 0;
+  for (const LayerGeometry& layer : geometry.layers) most = std::max(most, layer.n_expert);
+  return static_cast<size_t>(most);
+}
+
 size_t backend_capacity(const Geometry& geometry, int depth) noexcept {
   constexpr int kRows = 8;
   int most = depth;
@@ -102,11 +108,10 @@ uint64_t stream_io_bytes(const Geometry& geometry, const StreamOptions& options)
 }
 
 uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape) {
-  uint64_t n_expert = 0;
+  const auto n_expert = static_cast<uint64_t>(most_experts(geometry));
   uint64_t sums = 0;  // checksums to compare with
   for (const LayerGeometry& layer : geometry.layers) {
     if (layer.sums != nullptr) sums += layer.sums->sums.size() * sizeof(uint64_t);
-    n_expert = std::max(n_expert, static_cast<uint64_t>(layer.n_expert));
   }
   constexpr uint64_t kPerSlot = 48;     // failures, marks of the reads under way
   constexpr uint64_t kPerExpert = 256;  // lists of the current layer, probabilities, marks

@@ -30,8 +30,9 @@ std::unique_ptr<IoBackend> open_backend(const StreamFiles& files, IoMode mode, s
 Read expert_read(const StreamFiles& files, const RecordLayout& layout, int part, int expert,
                  std::byte* slot) noexcept;
 
-// The most experts that any layer selects for a token.
+// The most experts that any layer selects for a token, and that any layer has.
 size_t most_used(const Geometry& geometry) noexcept;
+size_t most_experts(const Geometry& geometry) noexcept;
 
 std::vector<RecordLayout> layouts_of(const Geometry& geometry, uint32_t alignment);
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "experts/stream_setup.h"
 #include "quant/half.h"
 
 namespace penstock::experts {
@@ -49,12 +50,10 @@ Json header_json(const std::vector<TraceLayer>& layers, bool logits, const std::
 TraceWriter::TraceWriter(const std::string& path, const Geometry& geometry, bool logits,
                          const std::string& settings)
     : file_(path), logits_(logits) {
-  size_t most = 0;
   for (const LayerGeometry& layer : geometry.layers) {
     layers_.push_back({layer.layer, layer.n_expert, layer.n_used});
-    most = std::max(most, static_cast<size_t>(layer.n_expert));
   }
-  touched_.resize((most + 63) / 64);
+  touched_.resize((most_experts(geometry) + 63) / 64);
   const std::string header = header_json(layers_, logits, settings).dump();
   FilePrefix prefix{};
   std::memcpy(prefix.magic, kMagic, sizeof kMagic);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "experts/plan.h"
+#include "experts/plan_requests.h"
 
 namespace penstock::experts {
 namespace {
@@ -10,21 +11,13 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 
-// 4 layers of 32 experts, 4 used, slots of about 1 MiB; 1 GiB of dense weights.
+// 1 GiB of dense weights.
 PlanRequest request() {
-  Geometry geometry;
-  for (int l = 0; l < 4; ++l) {
-    LayerGeometry layer;
-    layer.n_expert = 32;
-    layer.n_used = 4;
-    for (MatrixGeometry* m : {&layer.gate, &layer.up, &layer.down}) m->bytes = m->stride = 344064;
-    geometry.layers.push_back(layer);
-  }
   PlanRequest request;
   request.terms.dense = kGiB;
   request.terms.kv = 256 * kMiB;
   request.terms.scratch_prompt = 128 * kMiB;
-  request.shape = arena_shape(geometry, 512);
+  request.shape = test::four_layers();
   request.machine.total = 8 * kGiB;
   request.machine.available = 8 * kGiB;
   request.ctx = 4096;

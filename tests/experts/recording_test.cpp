@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "experts/expert_files.h"
 #include "experts/mapped_stream.h"
+#include "experts/opened_stream.h"
 #include "experts/residency.h"
 #include "experts/timeline.h"
 #include "experts/trace_file.h"
@@ -17,19 +18,9 @@
 namespace penstock::experts::test {
 namespace {
 
-struct Opened {
-  Geometry geometry;
-  std::unique_ptr<Stream> stream;
-};
-
-Opened open_stream(const Geometry& geometry, uint64_t n_slots, StreamOptions options) {
+Opened open_shallow(const Geometry& geometry, uint64_t n_slots, StreamOptions options) {
   options.depth = 2;
-  const auto files = open_expert_files(geometry, options.io);
-  ArenaShape shape = arena_shape(geometry, files->alignment());
-  if (options.io != IoMode::Mmap) {
-    share_slots(shape, n_slots, options.depth, static_cast<uint64_t>(options.transit_slots()));
-  }
-  return {geometry, make_stream(geometry, files, shape, options)};
+  return open_stream(geometry, n_slots, options);
 }
 
 // A prompt of 5 rows, then tokens of one or two rows; random logits.
@@ -133,7 +124,7 @@ TEST(TraceFile, AReplayFindsTheStreamsOwnHitsAndMisses) {
       write_experts(directory, std::vector<LayerSpec>(4, LayerSpec{.n_expert = 24}));
   const std::string path = directory.file("a.xrt");
   StreamOptions options;
-  Opened s = open_stream(geometry, 40, options);
+  Opened s = open_shallow(geometry, 40, options);
   TraceWriter writer(path, geometry, false, R"({"why": "test"})");
   s.stream->observe(&writer);
   // One row per step: with several the rows of a step share their reads.
@@ -176,7 +167,7 @@ TEST(TraceFile, LogitsAndPredictionsAreThereWhenAskedFor) {
   const Geometry geometry = write_experts(directory, std::vector<LayerSpec>(3));
   for (const bool logits : {false, true}) {
     const std::string path = directory.file("b.xrt");
-    Opened s = open_stream(geometry, 20, {.read_ahead = ReadAhead::On});
+    Opened s = open_shallow(geometry, 20, {.read_ahead = ReadAhead::On});
     TraceWriter writer(path, geometry, logits, "{}");
     s.stream->observe(&writer);
     work(*s.stream, 8);
@@ -196,7 +187,7 @@ TEST(TraceFile, DamageIsFound) {
   const Geometry geometry = write_experts(directory, std::vector<LayerSpec>(2));
   const std::string path = directory.file("c.xrt");
   {
-    Opened s = open_stream(geometry, 20, {});
+    Opened s = open_shallow(geometry, 20, {});
     TraceWriter writer(path, geometry, true, "{}");
     s.stream->observe(&writer);
     work(*s.stream, 5);
@@ -207,7 +198,7 @@ TEST(TraceFile, DamageIsFound) {
   const std::string good((std::istreambuf_iterator<char>(in)), {});
   const auto refused = [&](const std::string& bytes) {
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-    Opened s = open_stream(geometry, 20, {});
+    Opened s = open_shallow(geometry, 20, {});
     Replayer replay(geometry, s.stream->shape());
     try {
       read_trace(path, replay);
@@ -232,7 +223,7 @@ TEST(TimelineTest, EveryReadAndEveryKindOfWorkIsThere) {
   const Directory directory;
   const Geometry geometry =
       write_experts(directory, std::vector<LayerSpec>(4, LayerSpec{.n_expert = 24}));
-  Opened s = open_stream(geometry, 30, {});
+  Opened s = open_shallow(geometry, 30, {});
   Timeline timeline;
   s.stream->record(&timeline);
   work(*s.stream, 10);
@@ -276,7 +267,7 @@ TEST(MappedStreamTest, DeliversWhatLiesInTheFile) {
   const Directory directory;
   const Geometry geometry = write_experts(
       directory, {{}, {.n_expert = 24, .merged = true}, {.gate_bytes = 8192, .shard = 1}}, 2);
-  Opened s = open_stream(geometry, 0, {.io = IoMode::Mmap});
+  Opened s = open_shallow(geometry, 0, {.io = IoMode::Mmap});
   TraceWriter writer(directory.file("m.xrt"), geometry, false, "{}");
   s.stream->observe(&writer);
   Timeline timeline;
@@ -299,13 +290,13 @@ TEST(MappedStreamTest, RefusesWhatNeedsResidencyAndFilesThatAreTooShort) {
   StreamOptions options;
   options.io = IoMode::Mmap;
   options.moce.mode = Moce::Bonus;
-  EXPECT_THROW(open_stream(geometry, 0, options), Error);
+  EXPECT_THROW(open_shallow(geometry, 0, options), Error);
   options = {.io = IoMode::Mmap, .alias = true};
-  EXPECT_THROW(open_stream(geometry, 0, options), Error);
+  EXPECT_THROW(open_shallow(geometry, 0, options), Error);
   options = {.io = IoMode::Mmap};
   std::filesystem::resize_file(geometry.shards[0],
                                std::filesystem::file_size(geometry.shards[0]) - 1);
-  EXPECT_THROW(open_stream(geometry, 0, options), Error);
+  EXPECT_THROW(open_shallow(geometry, 0, options), Error);
 }
 
 TEST(MappedStreamTest, WhatIsInThePageCacheIsSeen) {

@@ -11,25 +11,11 @@
 #include "base/memory.h"
 #include "experts/expert_files.h"
 #include "experts/faulty_backend.h"
+#include "experts/opened_stream.h"
 #include "experts/record.h"
 
 namespace penstock::experts::test {
 namespace {
-
-struct Opened {
-  Geometry geometry;
-  std::shared_ptr<const StreamFiles> files;
-  ArenaShape shape;
-  std::unique_ptr<Stream> stream;
-};
-
-Opened open_stream(const Geometry& geometry, uint64_t n_slots, const StreamOptions& options = {}) {
-  Opened s{geometry, open_expert_files(geometry, options.io), {}, nullptr};
-  s.shape = arena_shape(geometry, s.files->alignment());
-  share_slots(s.shape, n_slots, options.depth, static_cast<uint64_t>(options.transit_slots()));
-  s.stream = make_stream(geometry, s.files, s.shape, options);
-  return s;
-}
 
 // Runs a layer and returns the experts in the order of delivery, having compared every byte.
 std::vector<int> run_layer(Stream& stream, int index, const std::vector<float>& logits, int rows,

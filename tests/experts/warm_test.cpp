@@ -7,22 +7,15 @@
 
 #include "experts/expert_files.h"
 #include "experts/faulty_backend.h"
+#include "experts/opened_stream.h"
 #include "experts/residency.h"
 
 namespace penstock::experts::test {
 namespace {
 
-struct Opened {
-  Geometry geometry;
-  std::unique_ptr<Stream> stream;
-};
-
-Opened open_stream(const Geometry& geometry, uint64_t n_slots, StreamOptions options) {
+Opened open_shallow(const Geometry& geometry, uint64_t n_slots, StreamOptions options) {
   options.depth = 4;
-  const auto files = open_expert_files(geometry, options.io);
-  ArenaShape shape = arena_shape(geometry, files->alignment());
-  share_slots(shape, n_slots, options.depth, static_cast<uint64_t>(options.transit_slots()));
-  return {geometry, make_stream(geometry, files, shape, options)};
+  return open_stream(geometry, n_slots, options);
 }
 
 // Experts of a layer are used by Zipf's law, each layer with its own favourites.
@@ -114,7 +107,7 @@ TEST(WarmFill, ReadsTheMostUsedUpToTheHotCap) {
   const Directory directory;
   const Geometry geometry = write_skewed(directory);
   Skewed use(kLayers, kExperts, 4);
-  Opened s = open_stream(geometry, 140, {.hot_share = 1.0});
+  Opened s = open_shallow(geometry, 140, {.hot_share = 1.0});
   const std::vector<float> shares = use.shares();
   s.stream->set_prior(shares);
   uint64_t last = 0;
@@ -148,10 +141,10 @@ TEST(WarmFill, WhatNobodyUsedIsNotRead) {
   std::vector<float> shares(kLayers * kExperts, 0.0f);
   shares[3] = 0.7f;
   shares[kExperts + 1] = 0.3f;
-  Opened s = open_stream(geometry, 140, {});
+  Opened s = open_shallow(geometry, 140, {});
   s.stream->set_prior(shares);
   EXPECT_EQ(s.stream->fill({}).experts, 2u);
-  Opened none = open_stream(geometry, 140, {.fill = Fill::None});
+  Opened none = open_shallow(geometry, 140, {.fill = Fill::None});
   none.stream->set_prior(shares);
   EXPECT_EQ(none.stream->fill({}).experts, 0u);
 }
@@ -163,7 +156,7 @@ TEST(WarmFill, AFailedReadIsTriedAgainByWhoeverNeedsIt) {
   options.decorate = [](std::unique_ptr<IoBackend> inner) {
     return std::make_unique<FaultyBackend>(std::move(inner), Faults{.errors = {{5, EIO}}});
   };
-  Opened s = open_stream(geometry, 140, options);
+  Opened s = open_shallow(geometry, 140, options);
   Skewed use(kLayers, kExperts, 4);
   s.stream->set_prior(use.shares());
   const FillReport report = s.stream->fill({});
@@ -178,7 +171,7 @@ TEST(PromptAdmission, EveryLayerGetsItsShareOfTheMostUsed) {
   const Geometry geometry = write_skewed(directory);
   Skewed use(kLayers, kExperts, 4);
   const std::vector<float> shares = use.shares();
-  Opened s = open_stream(geometry, 120, {});
+  Opened s = open_shallow(geometry, 120, {});
   prompt(*s.stream, use, 400);  // touches nearly every expert
   EXPECT_GT(s.stream->counters().prompt_experts_touched, 120u + 60u);
   for (int l = 0; l < kLayers; ++l) {
@@ -201,7 +194,7 @@ TEST(LazyFill, HappensInDecodeAndChangesNothingElse) {
   const Directory directory;
   const Geometry geometry = write_skewed(directory);
   Skewed use(kLayers, kExperts, 4);
-  Opened s = open_stream(geometry, 140, {.fill = Fill::Lazy});
+  Opened s = open_shallow(geometry, 140, {.fill = Fill::Lazy});
   s.stream->set_prior(use.shares());
   EXPECT_EQ(s.stream->fill({}).experts, 0u);
   prompt(*s.stream, use, 3);
@@ -223,7 +216,7 @@ TEST_P(HotSet, SurvivesThreeTurns) {
   options.evict = GetParam();
   options.hot_share = 1.0;
   options.read_ahead = ReadAhead::Off;
-  Opened s = open_stream(geometry, 160, options);
+  Opened s = open_shallow(geometry, 160, options);
   Stream& stream = *s.stream;
   stream.set_prior(use.shares());
   stream.fill({});
