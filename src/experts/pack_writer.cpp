@@ -1,18 +1,17 @@
 #include "experts/pack_writer.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
+#include "base/abandoned.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -317,26 +316,6 @@ void Packer::run(uint64_t room_beside, PackResult* result) {
   }
   finish();
   result->seconds = seconds_since(started);
-}
-
-// Temporary files of a dense-only output whose writer is gone.
-void remove_abandoned(const std::string& out) {
-  const fs::path path = out;
-  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  const std::string prefix = path.filename().string() + ".";
-  const std::string suffix = ".partial";
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (!name.starts_with(prefix) || !name.ends_with(suffix)) continue;
-    const char* const last = name.data() + name.size() - suffix.size();
-    pid_t pid = 0;
-    const auto [at, wrong] = std::from_chars(name.data() + prefix.size(), last, pid);
-    if (wrong == std::errc() && at == last && ::kill(pid, 0) != 0 && errno == ESRCH) {
-      std::error_code ignored;
-      fs::remove(it->path(), ignored);
-    }
-  }
 }
 
 bool is_wanted_dense(const std::string& path, const PackPlan& plan) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/abandoned.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "gguf/parser.h"
@@ -73,6 +74,8 @@ struct Writer::Output {
   uint64_t data_start = 0;
   uint64_t data_bytes = 0;
   uint64_t absent_bytes = 0;  // described, behind the end of the file
+  uint64_t started = 0;       // written_before(): up to here on the way to the disk
+  uint64_t dropped = 0;       // and up to here out of the page cache
   uint64_t file_bytes() const noexcept { return data_start + data_bytes; }
 };
 
@@ -262,6 +265,7 @@ void Writer::begin() {
     }
     output.header_bytes = header.size();
     output.data_start = round_up(header.size(), a);
+    remove_abandoned(output.path);
     output.file = std::make_unique<AtomicFile>(output.path);
     reserve(output.file->fd(), output.path, output.file_bytes());
     output.file->write_at(0, std::as_bytes(std::span(header)));
@@ -280,6 +284,27 @@ void Writer::write_at(size_t tensor, uint64_t offset, std::span<const std::byte>
   Output& output = *outputs_[to.output];
   output.file->write_at(output.data_start + to.offset + offset, piece);
   to.written.fetch_add(piece.size(), std::memory_order_relaxed);
+}
+
+void Writer::written_before(size_t tensor, uint64_t offset) noexcept {
+  constexpr uint64_t kWindow = uint64_t{32} << 20;
+  const Declared& to = *tensors_[tensor];
+  Output& output = *outputs_[to.output];
+  const uint64_t end = output.data_start + to.offset + offset;
+  if (end < output.started + kWindow) return;
+  const int fd = output.file->fd();
+  const auto sync = [fd](uint64_t from, uint64_t until, unsigned flags) {
+    ::sync_file_range(fd, static_cast<off_t>(from), static_cast<off_t>(until - from), flags);
+  };
+  sync(output.started, end, SYNC_FILE_RANGE_WRITE);
+  if (output.started > output.dropped) {
+    sync(output.dropped, output.started,
+         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    ::posix_fadvise(fd, static_cast<off_t>(output.dropped),
+                    static_cast<off_t>(output.started - output.dropped), POSIX_FADV_DONTNEED);
+  }
+  output.dropped = output.started;
+  output.started = end;
 }
 
 void Writer::append(std::span<const std::byte> piece) {

@@ -63,6 +63,10 @@ class Writer {
   void append(std::span<const std::byte> piece);
   // Any place of any tensor, from any thread; pieces must not overlap. Use either append or this.
   void write_at(size_t tensor, uint64_t offset, std::span<const std::byte> piece);
+  // From one thread: everything before this place of this tensor has been written. Starts bringing
+  // it to the disk and drops what has got there from the page cache, so that a large file does not
+  // displace everything else. A hint; errors appear in finish().
+  void written_before(size_t tensor, uint64_t offset) noexcept;
 
   void finish();
 
