@@ -16,6 +16,8 @@ void add_tokenize(CLI::App& app, Action* action);
 void add_plan(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
 void add_synth(CLI::App& app, Action* action);
+void add_calibrate(CLI::App& app, Action* action);
+void add_stats(CLI::App& app, Action* action);
 void add_pack(CLI::App& app, Action* action);
 void add_iobench(CLI::App& app, Action* action);
 

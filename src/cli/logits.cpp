@@ -35,7 +35,7 @@ nlohmann::ordered_json top_json(int64_t position, std::span<const float> logits,
 }
 
 int run_logits(const Flags& flags) {
-  const std::vector<int32_t> ids = read_token_ids(flags.ids);
+  const std::vector<int32_t> ids = text::read_token_ids(flags.ids);
   if (ids.empty()) fail(ErrorKind::Usage, "{} holds no token ids", flags.ids);
   const auto runtime = open_runtime(flags.runtime);
   engine::Session session(*runtime);

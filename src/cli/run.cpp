@@ -23,6 +23,7 @@
 #include "cli/summary.h"
 #include "engine/conversation.h"
 #include "engine/generate.h"
+#include "experts/predict.h"
 #include "experts/trace_file.h"
 #include "text/reasoning.h"
 #include "text/tokenizer_gguf.h"
@@ -395,6 +396,11 @@ std::string trace_settings(const Flags& flags, const engine::Runtime& runtime,
     out["classes"].push_back({{"slot_bytes", c.slot_bytes}, {"slots", c.slots}});
   }
   out["class_of_layer"] = runtime.stream().shape().class_of;
+  const experts::ArenaShape& shape = runtime.stream().shape();
+  for (const experts::LayerLoad& load :
+       experts::layer_loads(runtime.source().geometry, shape.alignment)) {
+    out["read_bytes"].push_back(load.read_bytes);
+  }
   out["evict"] = experts::evict_name(stream.evict);
   out["half_life"] = stream.half_life;
   out["hot_share"] = stream.hot_share;
@@ -402,6 +408,15 @@ std::string trace_settings(const Flags& flags, const engine::Runtime& runtime,
   out["fill"] = experts::fill_name(stream.fill);
   out["profile"] = runtime.profile_path();
   out["moce"] = experts::moce_name(stream.moce.mode);
+  if (stream.moce.on()) {
+    out["moce_settings"] = {{"bonus", stream.moce.bonus},
+                            {"lambda", stream.moce.lambda},
+                            {"protect", stream.moce.protect},
+                            {"window", stream.moce.window},
+                            {"mass", stream.moce.mass},
+                            {"guard", stream.moce.guard},
+                            {"residency", experts::moce_residency_name(stream.moce.residency)}};
+  }
   out["depth"] = stream.depth;
   return out.dump();
 }
@@ -444,7 +459,7 @@ int Runner::run() {
   report_plan();
   sampling_ = sampler_options(flags_, runtime_);
   start_recording();
-  if (!flags_.ids.empty()) return complete(read_token_ids(flags_.ids));
+  if (!flags_.ids.empty()) return complete(text::read_token_ids(flags_.ids));
   const bool no_prompt = flags_.prompt.empty() && flags_.file.empty() && flags_.restore.empty();
   if (flags_.interactive || (no_prompt && isatty(STDIN_FILENO) == 1)) return chat_interactive();
   std::string prompt = flags_.prompt;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/runtime.h"
+#include "text/token_ids.h"
 
 namespace penstock::cli {
 
@@ -51,8 +52,5 @@ void check_unchanged(const engine::Runtime& runtime);
 
 // models/ beside the program or two folders above it; throws Error(Usage) when it is not there.
 std::string sample_model_path();
-
-// Token ids from a file ("-": standard input), separated by white space.
-std::vector<int32_t> read_token_ids(const std::string& path);
 
 }  // namespace penstock::cli

@@ -27,7 +27,7 @@ int run_tokenize(const Flags& flags) {
       gguf::Model::open(flags.model.empty() ? sample_model_path() : flags.model);
   const text::Tokenizer tokenizer(text::load_tokenizer(model.metadata()));
   if (!flags.ids.empty()) {
-    const std::string text = tokenizer.decode(read_token_ids(flags.ids), !flags.no_special);
+    const std::string text = tokenizer.decode(text::read_token_ids(flags.ids), !flags.no_special);
     std::fwrite(text.data(), 1, text.size(), stdout);
     return 0;
   }

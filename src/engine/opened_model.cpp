@@ -39,12 +39,14 @@ experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
   const RuntimeOptions& options = opened.options;
   const models::StateOptions state{.n_ctx = options.n_ctx, .kv = *options.kv};
   // No chunk is longer than the context.
-  const int64_t rows = std::min<int64_t>(prompt_chunk, options.n_ctx);
+  const int64_t n_states = opened.n_states(prompt_chunk);
+  const int64_t rows = std::min<int64_t>(prompt_chunk, n_states * options.n_ctx);
   const models::MemoryNeeds needs = opened.model->needs(state, rows, options.threads);
   experts::PlanRequest request;
   request.terms.dense = options.dense == models::DenseMode::Map ? needs.dense_mapped : needs.dense;
-  request.terms.kv = needs.kv;
-  request.terms.state = needs.state;
+  const auto states = static_cast<uint64_t>(n_states);
+  request.terms.kv = needs.kv * states;
+  request.terms.state = needs.state * states;
   request.terms.scratch_decode = needs.scratch_decode;
   request.terms.scratch_prompt = needs.scratch_prompt;
   request.terms.logits = needs.logits;
@@ -67,7 +69,7 @@ experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
   request.mapped = options.stream.io == experts::IoMode::Mmap;
   if (request.mapped) request.terms.io = 0;
   request.ctx = static_cast<int>(options.n_ctx);
-  request.kv_per_position = needs.kv / static_cast<uint64_t>(options.n_ctx);
+  request.kv_per_position = request.terms.kv / static_cast<uint64_t>(options.n_ctx);
   request.prompt_chunk = prompt_chunk;
   request.scratch_per_token = needs.scratch_prompt / static_cast<uint64_t>(prompt_chunk);
   return request;
@@ -126,6 +128,10 @@ experts::RowStoreOptions OpenedModel::row_store_options() const {
   return rows;
 }
 
+int64_t OpenedModel::n_states(int prompt_chunk) const noexcept {
+  return options.windows ? std::max<int64_t>(1, prompt_chunk / options.n_ctx) : 1;
+}
+
 MemoryPlan OpenedModel::plan(const MemoryFacts& machine, uint64_t taken) const {
   const auto with = [&](int chunk) {
     MemoryPlan plan;
@@ -136,6 +142,19 @@ MemoryPlan OpenedModel::plan(const MemoryFacts& machine, uint64_t taken) const {
   };
   if (options.prompt_chunk != 0) return with(options.prompt_chunk);
   MemoryPlan plan;
+  if (options.windows) {
+    // Whole windows: the more run together, the fewer times an expert is read.
+    const auto window = static_cast<int>(options.n_ctx);
+    for (int n = std::max(1, kLongChunks.front() / window); n >= 1; n /= 2) {
+      plan = with(n * window);
+      const bool long_one = n > 1 && n * window > kPromptChunks.front();
+      if (plan.outcome.fits() && (!long_one || (!plan.outcome.plan.shape.holds_all() &&
+                                                long_chunk_pays(plan.outcome.plan)))) {
+        break;
+      }
+    }
+    return plan;
+  }
   for (const int chunk : kPromptChunks) {
     plan = with(chunk);
     plan.request.chunk_shrunk = chunk != kPromptChunks.front();

@@ -32,6 +32,9 @@ struct RuntimeOptions {
   // 0: the largest of 512, 256, 128, 64, 32 with which the plan fits; where experts are streamed up
   // to 4096, as long as that takes little from the arena.
   int prompt_chunk = 0;
+  // Independent windows of n_ctx tokens instead of a conversation (engine/windows.h): a prompt
+  // chunk is then a number of whole windows, each with a state of its own.
+  bool windows = false;
   std::optional<models::KvType> kv;  // default: f16, or f32 with Precision::Exact
   models::DenseMode dense = models::DenseMode::Copy;
   std::vector<models::ConvertRule> dense_convert = {};  // lossy
@@ -65,6 +68,8 @@ struct OpenedModel {
   // The n-gram table as the row store wants it; none where the model has no such table.
   std::optional<experts::RowTable> row_table() const;
   experts::RowStoreOptions row_store_options() const;
+  // States that a prompt chunk of so many tokens needs.
+  int64_t n_states(int prompt_chunk) const noexcept;
 
   // The plan on a machine with these facts, of which `taken` bytes are this model's already. Tries
   // smaller prompt chunks while none was asked for; a refusal is that of the last one tried.

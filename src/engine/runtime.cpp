@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -81,7 +82,10 @@ void Runtime::load_all(const RuntimeOptions& options, const Progress& progress) 
       file().advise(*rows, MADV_RANDOM);
     }
   }
-  state_ = model().new_state({.n_ctx = opened_.options.n_ctx, .kv = *opened_.options.kv});
+  for (int64_t i = 0; i < opened_.n_states(planned.prompt_chunk); ++i) {
+    states_.push_back(
+        model().new_state({.n_ctx = opened_.options.n_ctx, .kv = *opened_.options.kv}));
+  }
   load_.dense_s = seconds_since(started);
   lock_dense();
   load_.dense_bytes = planned.outcome.plan.terms.dense;
@@ -93,6 +97,8 @@ void Runtime::load_all(const RuntimeOptions& options, const Progress& progress) 
   planned = opened_.plan(memory_facts(), after > before ? after - before : 0);
   if (!planned.outcome.fits()) experts::refuse(planned.outcome);
   opened_.options.prompt_chunk = planned.prompt_chunk;
+  states_.resize(
+      std::min(states_.size(), static_cast<size_t>(opened_.n_states(planned.prompt_chunk))));
   plan_ = std::move(planned.outcome.plan);
   stream_ =
       experts::make_stream(source().geometry, source().files, plan_.shape, opened_.options.stream);

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "engine/opened_model.h"
@@ -56,7 +58,9 @@ class Runtime {
   SamplerOptions default_sampling() const;
 
   // One conversation at a time: sessions take the state and give it back.
-  models::State& state() noexcept { return *state_; }
+  models::State& state() noexcept { return *states_.front(); }
+  // With RuntimeOptions::windows: as many as run together.
+  std::span<const std::unique_ptr<models::State>> states() const noexcept { return states_; }
 
   // All bytes asked of the disk after loading, by reason; the n-gram rows included.
   experts::Counters counters() const;
@@ -72,7 +76,7 @@ class Runtime {
   OpenedModel opened_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::string tokenizer_error_;
-  std::unique_ptr<models::State> state_;
+  std::vector<std::unique_ptr<models::State>> states_;
   std::unique_ptr<experts::RowStore> rows_;
   std::unique_ptr<experts::Stream> stream_;
   experts::Plan plan_;

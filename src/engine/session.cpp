@@ -141,22 +141,25 @@ bool Session::prefill(std::span<const int32_t> tokens, const KeepGoing& keep_goi
 
 void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
   check_room(tokens.size());
-  // All rows' logits of a chunk are held at once: a large vocabulary wants smaller chunks.
+  // A chunk's logits are made and handed out piece by piece: with a large vocabulary they are many.
   constexpr size_t kMaxLogits = size_t{16} << 20;
-  const size_t chunk = std::clamp<size_t>(kMaxLogits / n_vocab_, 1,
-                                          static_cast<size_t>(runtime_.options().prompt_chunk));
-  std::vector<float> all(std::min(chunk, tokens.size()) * n_vocab_);
-  begin_prefill(std::min(chunk, tokens.size()));
+  const auto chunk = static_cast<size_t>(runtime_.options().prompt_chunk);
+  const size_t piece = std::clamp<size_t>(kMaxLogits / n_vocab_, 1, std::min(chunk, tokens.size()));
+  std::vector<float> logits(piece * n_vocab_);
+  begin_prefill(tokens.size());
   for (size_t done = 0; done < tokens.size();) {
     const size_t n = std::min(chunk, tokens.size() - done);
     const int64_t first = position();
-    forward(runtime_.stream(),
-            {.tokens = tokens.subspan(done, n),
-             .phase = experts::Phase::Prompt,
-             .logits = models::Logits::All},
-            all.data());
-    rows(first, {all.data(), n * n_vocab_});
-    std::memcpy(logits_.data(), all.data() + (n - 1) * n_vocab_, n_vocab_ * sizeof(float));
+    const models::Sequence sequence{&state_, tokens.subspan(done, n), 0};
+    intact_ = false;
+    runtime_.model().forward_together({&sequence, 1}, runtime_.stream(), logits,
+                                      [&](size_t, int64_t row, std::span<const float> values) {
+                                        rows(first + row, values);
+                                        std::memcpy(logits_.data(),
+                                                    values.data() + values.size() - n_vocab_,
+                                                    n_vocab_ * sizeof(float));
+                                      });
+    intact_ = true;
     done += n;
   }
   end_prefill(tokens.size());

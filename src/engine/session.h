@@ -59,7 +59,7 @@ class Session {
   // two layers of a chunk the session is not intact() then. Throws Error(Usage) when the tokens do
   // not fit into the context or are no tokens.
   bool prefill(std::span<const int32_t> tokens, const KeepGoing& keep_going = {});
-  // The same with every position's logits, [tokens][n_vocab], handed out chunk by chunk.
+  // The same with every position's logits, [tokens][n_vocab], handed out in pieces.
   using Rows = FunctionRef<void(int64_t first_position, std::span<const float> logits)>;
   void prefill_all(std::span<const int32_t> tokens, Rows rows);
 

@@ -36,7 +36,7 @@ void Transformer::draft(State& state, experts::Stream& stream, std::span<const i
           tap_};
   const int64_t n_embd = config.n_embd;
   const int64_t n_hidden = info_.n_hidden;
-  const ops::Rows residual = b.residual.first(rows);
+  const ops::Rows residual = run.residual();
   const ops::Rows norm = b.draft.hidden.first(rows).columns(0, n_hidden);
   const ops::Rows concat = b.draft.concat.first(rows);
   embed(run, d.embedding, tokens, b.x.first(rows));
@@ -50,7 +50,8 @@ void Transformer::draft(State& state, experts::Stream& stream, std::span<const i
   }
   parts_->rope.angles(run.ops, run.first, 1, b.angles.cosine.first(rows),
                       b.angles.sine.first(rows));
-  run_block(run, d.block, config.n_trunk, rows - 1);  // only the last pair is asked for
+  mix(run, d.block, config.n_trunk);
+  feed_forward(run, d.block, config.n_trunk, rows - 1);  // only the last pair is asked for
   const ops::Rows last = residual.from(rows - 1, 1);
   const ops::Rows x = b.x.first(1);
   d.head_mixer->read(run, last, x, {});

@@ -27,6 +27,7 @@
 #include "gguf/model.h"
 #include "models/dense_convert.h"
 #include "models/dense_report.h"
+#include "models/observer.h"
 #include "models/state.h"
 #include "quant/matmul.h"
 
@@ -103,6 +104,16 @@ struct Batch {
   float* hidden = nullptr;  // [tokens][n_hidden], what draft() takes; null when not wanted
 };
 
+// One of several sequences that are evaluated together.
+struct Sequence {
+  State* state = nullptr;
+  std::span<const int32_t> tokens;
+  int64_t first_logits = 0;  // logits are wanted from this row on; tokens.size(): of none
+};
+
+// Logits of some rows of a sequence: [n][n_vocab], the first of them row `first`.
+using LogitRows = FunctionRef<void(size_t sequence, int64_t first, std::span<const float> logits)>;
+
 using LoadProgress = std::function<void(uint64_t done, uint64_t total)>;
 
 // A look at intermediate values, for tests: what, layer (-1: not of a layer), the token's position,
@@ -139,6 +150,13 @@ class Model {
   virtual void forward(State& state, experts::Stream& stream, const Batch& batch,
                        float* logits) = 0;
 
+  // The same for several sequences that stand at one position, layer by layer: an expert is read
+  // once for all of them. Each one's logits are, bit for bit, those of a forward() of its own. They
+  // are handed out in pieces that fit `buffer`, [n][n_vocab], in order. Prompts only; after a throw
+  // none of the states can be used until reset().
+  virtual void forward_together(std::span<const Sequence> sequences, experts::Stream& stream,
+                                std::span<float> buffer, LogitRows rows) = 0;
+
   // Evaluates 1..kMaxStepRows tokens without advancing the state, then keeps the first n of them
   // (0..rows): bit for bit what forward() of those n would have left.
   virtual void step(State& state, experts::Stream& stream, const Batch& batch, float* logits) = 0;
@@ -158,6 +176,7 @@ class Model {
   virtual void map_prompt_scratch(int64_t rows, const State& state) = 0;
   virtual void release_prompt_scratch() = 0;
   virtual void set_tap(Tap tap) = 0;
+  virtual void set_observer(ComputeObserver* observer) = 0;  // null: nobody
 };
 
 // Throws Error(Unsupported) listing the known architectures when the file's is not one of them.

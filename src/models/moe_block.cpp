@@ -45,7 +45,7 @@ void MoeBlock::extend(Extents* extents) const noexcept {
 void MoeBlock::predict(Run& run, int64_t n_rows) const {
   const auto n = std::min(static_cast<size_t>(run.stream.look_ahead()), followers_.size());
   Buffers::Ahead& b = run.buffers.ahead;
-  const ops::Rows residual = run.buffers.residual.first(run.rows).from(run.rows - n_rows, n_rows);
+  const ops::Rows residual = run.residual().from(run.rows - n_rows, n_rows);
   for (size_t i = 0; i < n; ++i) {
     const MoeBlock& next = *followers_[i].moe;
     const int64_t n_expert = next.bank_.n_expert;
@@ -158,6 +158,19 @@ void MoeBlock::forward(Run& run, const ops::Rows& x, const ops::Rows& y, int64_t
     compute(run, batch);
   }
   run.stream.end();
+  if (run.observer != nullptr) {
+    const int64_t n_pairs = n_rows * rule_.n_used;
+    run.observer->experts({.block = block_,
+                           .bank = &bank_,
+                           .n_used = rule_.n_used,
+                           .logits = logits,
+                           .x = x,
+                           .ids = routing.ids,
+                           .weights = routing.weights,
+                           .hidden = b.gate.first(n_pairs).columns(0, bank_.gate.n_out),
+                           .out = b.out.first(n_pairs)},
+                          run.ops.pool);
+  }
   ops::weighted_sum(run.ops, routing.weights, rule_.n_used, b.out, y);
   if (shared_gate_) {
     ops::add_scaled(run.ops, b.shared_scale.first(n_rows), b.shared_y.first(n_rows), y);

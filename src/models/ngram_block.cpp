@@ -90,8 +90,8 @@ void NgramBlock::forward(Run& run) const {
   Buffers::Ngram& b = run.buffers.ngram;
   const int64_t n = run.rows;
   const int64_t heads = config_.heads();
-  const ops::Rows residual = run.buffers.residual.first(n);
-  const std::span<const int64_t> ids{b.ids, static_cast<size_t>(n * heads)};
+  const ops::Rows residual = run.residual();
+  const std::span<const int64_t> ids{b.ids + run.row0 * heads, static_cast<size_t>(n * heads)};
   if (store_ != nullptr) {
     store_->read(ids, b.bytes);
   } else {

@@ -27,7 +27,7 @@ class NgramBlock {
   // Starts reading the rows of the tokens that end `history`, which holds at least the
   // ngram_size - 1 tokens before them, or all there are. ids: room for n_tokens * heads.
   void prefetch(std::span<const int32_t> history, int64_t n_tokens, int64_t* ids) const;
-  // Adds to run.buffers.residual; the ids are those of prefetch().
+  // Adds to run.residual(); the ids are those of prefetch().
   void forward(Run& run) const;
   void commit(State& state, int n) const;
 

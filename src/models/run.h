@@ -8,6 +8,7 @@
 #include "experts/stream.h"
 #include "models/config.h"
 #include "models/model.h"
+#include "models/observer.h"
 #include "models/state.h"
 #include "ops/attention.h"
 #include "ops/matmul.h"
@@ -120,12 +121,20 @@ struct Run {
   int64_t rows;
   bool keep;  // recurrent states advance; else the rows' inputs are held for commit()
   const Tap& tap;
+  ComputeObserver* observer = nullptr;
+  int64_t row0 =
+      0;  // of these rows in what is laid out for several sequences: residual, n-gram ids
+
+  ops::Rows residual() const noexcept { return buffers.residual.from(row0, rows); }
 
   // To the tap, if there is one; `position` is the first row's.
   void show(std::string_view what, int layer, int64_t position, const ops::Rows& values) const;
   void show_ids(std::string_view what, int layer, int64_t position, std::span<const int32_t> ids,
                 int width) const;
   void products(ops::Activations& input, std::initializer_list<ops::Product> list) {
+    if (observer != nullptr) {
+      for (const ops::Product& product : list) observer->product(*product.matrix, input.rows());
+    }
     ops::matmul(ops, input, {list.begin(), list.size()}, buffers.outs);
   }
 };

@@ -177,13 +177,13 @@ void Transformer::embed(Run& run, const Embedding& embedding, std::span<const in
   });
 }
 
-// Rows before first_ffn_row are not needed after this block: its feed-forward part, which has no
-// state, is left out for them.
-void Transformer::run_block(Run& run, const Block& block, int index, int64_t first_ffn_row) const {
+// The token mixing part of a block.
+void Transformer::mix(Run& run, const Block& block, int index) const {
   Buffers& b = run.buffers;
-  const ops::Rows residual = b.residual.first(run.rows);
+  const ops::Rows residual = run.residual();
   const ops::Rows x = b.x.first(run.rows), y = b.y.first(run.rows);
   const ops::Rows inject = b.inject.first(run.rows);
+  if (block.ngram) block.ngram->forward(run);
   block.mixer->read(run, residual, x, inject);
   run.show("mixer_in", index, run.first, x);
   run.show("mixer_inject", index, run.first, inject);
@@ -194,38 +194,89 @@ void Transformer::run_block(Run& run, const Block& block, int index, int64_t fir
     block.delta->forward(run);
   }
   block.mixer->write(run, y, inject, residual);
-
-  const int64_t n = run.rows - first_ffn_row;
-  if (n > 0) {
-    const ops::Rows part = residual.from(first_ffn_row, n);
-    block.moe_mixer->read(run, part, x.first(n), inject.first(n));
-    run.show("moe_in", index, run.first + first_ffn_row, x.first(n));
-    run.show("moe_inject", index, run.first + first_ffn_row, inject.first(n));
-    block.moe->forward(run, x.first(n), y.first(n), run.first + first_ffn_row);
-    block.moe_mixer->write(run, y.first(n), inject.first(n), part);
-    run.show("residual", index, run.first + first_ffn_row, part);
-  }
 }
 
-void Transformer::head(Run& run, const Batch& batch, float* logits) {
+// The feed-forward part, which has no state: for the rows from first_row on.
+void Transformer::feed_forward(Run& run, const Block& block, int index, int64_t first_row) const {
+  const int64_t n = run.rows - first_row;
+  if (n <= 0) return;
   Buffers& b = run.buffers;
+  const ops::Rows x = b.x.first(n), y = b.y.first(n), inject = b.inject.first(n);
+  const ops::Rows part = run.residual().from(first_row, n);
+  block.moe_mixer->read(run, part, x, inject);
+  run.show("moe_in", index, run.first + first_row, x);
+  run.show("moe_inject", index, run.first + first_row, inject);
+  block.moe->forward(run, x, y, run.first + first_row);
+  block.moe_mixer->write(run, y, inject, part);
+  run.show("residual", index, run.first + first_row, part);
+}
+
+// What the head reads of n rows from `row` on.
+ops::Rows Transformer::head_input(Run& run, int64_t row, int64_t n) const {
+  const ops::Rows x = run.buffers.x.first(n);
+  parts_->head_mixer->read(run, run.residual().from(row, n), x, {});
+  run.show("head_in", -1, run.first + row, x);
+  return x;
+}
+
+void Transformer::multiply_output(Run& run, const ops::Rows& x, float* logits) const {
+  run.buffers.x_acts.set(x);
+  run.products(run.buffers.x_acts,
+               {{&parts_->output, {logits, info_.n_vocab, x.count, info_.n_vocab}}});
+}
+
+void Transformer::head(Run& run, const Batch& batch, float* logits) const {
   const bool after = batch.hidden != nullptr && !parts_->hidden_before_head;
   const int64_t n_logits = batch.logits == Logits::None   ? 0
                            : batch.logits == Logits::Last ? 1
                                                           : run.rows;
   const int64_t n = after ? run.rows : n_logits;
+  const ops::Rows hidden{batch.hidden, info_.n_hidden, run.rows, info_.n_hidden};
   if (batch.hidden != nullptr && parts_->hidden_before_head) {
-    const int64_t width = info_.n_hidden;
-    ops::copy(run.ops, b.residual.first(run.rows), {batch.hidden, width, run.rows, width});
+    ops::copy(run.ops, run.residual(), hidden);
   }
   if (n == 0) return;
-  const ops::Rows x = b.x.first(n);
-  parts_->head_mixer->read(run, b.residual.from(run.rows - n, n), x, {});
-  run.show("head_in", -1, run.first + run.rows - n, x);
-  if (after) ops::copy(run.ops, x, {batch.hidden, info_.n_hidden, n, info_.n_hidden});
-  if (n_logits == 0) return;
-  b.x_acts.set(x.from(n - n_logits, n_logits));
-  run.products(b.x_acts, {{&parts_->output, {logits, info_.n_vocab, n_logits, info_.n_vocab}}});
+  const ops::Rows x = head_input(run, run.rows - n, n);
+  if (after) ops::copy(run.ops, x, hidden);
+  if (n_logits > 0) multiply_output(run, x.from(n - n_logits, n_logits), logits);
+}
+
+// Rows from row0 on of buffers for `rows` rows in all: their embedding, and where they stand.
+Run Transformer::begin_run(Buffers& buffers, State& state, experts::Stream& stream,
+                           std::span<const int32_t> tokens, experts::Phase phase, int64_t row0) {
+  const auto rows = static_cast<int64_t>(tokens.size());
+  Run run{{*pool_, *workspace_, parts_->options.precision},
+          buffers,
+          state,
+          stream,
+          phase,
+          state.position(),
+          rows,
+          true,
+          tap_,
+          observer_,
+          row0};
+  if (parts_->config.ngram) {
+    const std::span<const int32_t> history = recent(state, tokens);
+    for (const Block& block : parts_->blocks) {
+      if (block.ngram) {
+        block.ngram->prefetch(history, rows,
+                              buffers.ngram.ids + row0 * block.ngram->config().heads());
+      }
+    }
+  }
+  if (parts_->config.n_streams == 1) {
+    embed(run, parts_->embedding, tokens, run.residual());
+  } else {
+    embed(run, parts_->embedding, tokens, buffers.x.first(rows));
+    ops::spread(run.ops, buffers.x.first(rows), parts_->config.n_streams, run.residual());
+  }
+  return run;
+}
+
+void Transformer::set_angles(Run& run, int64_t rows) const {
+  const ops::Angles& angles = run.buffers.angles;
+  parts_->rope.angles(run.ops, run.first, 1, angles.cosine.first(rows), angles.sine.first(rows));
 }
 
 void Transformer::run_batch(State& state, experts::Stream& stream, const Batch& batch, bool keep,
@@ -233,41 +284,66 @@ void Transformer::run_batch(State& state, experts::Stream& stream, const Batch& 
   if (workspace_ == nullptr) fail(ErrorKind::Internal, "the model was not loaded");
   const auto rows = static_cast<int64_t>(batch.tokens.size());
   Buffers& buffers = buffers_for(rows, state.capacity());
-  Run run{{*pool_, *workspace_, parts_->options.precision},
-          buffers,
-          state,
-          stream,
-          batch.phase,
-          state.position(),
-          rows,
-          keep,
-          tap_};
-  if (parts_->config.ngram) {
-    const std::span<const int32_t> history = recent(state, batch.tokens);
-    for (const Block& block : parts_->blocks) {
-      if (block.ngram) block.ngram->prefetch(history, rows, buffers.ngram.ids);
-    }
-  }
-  const ops::Rows residual = buffers.residual.first(rows);
-  if (parts_->config.n_streams == 1) {
-    embed(run, parts_->embedding, batch.tokens, residual);
-  } else {
-    embed(run, parts_->embedding, batch.tokens, buffers.x.first(rows));
-    ops::spread(run.ops, buffers.x.first(rows), parts_->config.n_streams, residual);
-  }
-  parts_->rope.angles(run.ops, run.first, 1, buffers.angles.cosine.first(rows),
-                      buffers.angles.sine.first(rows));
+  Run run = begin_run(buffers, state, stream, batch.tokens, batch.phase, 0);
+  run.keep = keep;
+  set_angles(run, rows);
   const int n_blocks = static_cast<int>(parts_->blocks.size());
   for (int i = 0; i < n_blocks; ++i) {
     const Block& block = parts_->blocks[static_cast<size_t>(i)];
-    if (block.ngram) block.ngram->forward(run);
+    // Of the last block's feed-forward part only what the head reads is needed.
     int64_t first_ffn_row = 0;
     if (i == n_blocks - 1 && batch.hidden == nullptr && batch.logits != Logits::All) {
       first_ffn_row = batch.logits == Logits::Last ? rows - 1 : rows;
     }
-    run_block(run, block, i, first_ffn_row);
+    mix(run, block, i);
+    feed_forward(run, block, i, first_ffn_row);
   }
   head(run, batch, logits);
+}
+
+void Transformer::forward_together(std::span<const Sequence> sequences, experts::Stream& stream,
+                                   std::span<float> buffer, LogitRows rows) {
+  if (workspace_ == nullptr) fail(ErrorKind::Internal, "the model was not loaded");
+  if (sequences.empty()) return;
+  const int64_t first = sequences.front().state->position();
+  int64_t total = 0, longest = 0, n_ctx = 0;
+  for (const Sequence& s : sequences) {
+    s.state->check_ready(s.tokens);
+    // The rotations are shared.
+    if (s.state->position() != first) {
+      fail(ErrorKind::Internal, "sequences that run together must stand at one position");
+    }
+    total += static_cast<int64_t>(s.tokens.size());
+    longest = std::max(longest, static_cast<int64_t>(s.tokens.size()));
+    n_ctx = std::max(n_ctx, s.state->capacity());
+  }
+  Buffers& buffers = buffers_for(total, n_ctx);
+  std::vector<Run> runs;
+  int64_t row0 = 0;
+  for (const Sequence& s : sequences) {
+    s.state->begin_change();
+    runs.push_back(begin_run(buffers, *s.state, stream, s.tokens, experts::Phase::Prompt, row0));
+    row0 += runs.back().rows;
+  }
+  set_angles(runs.front(), longest);
+  Run all = runs.front();  // for what knows no sequences
+  all.rows = total;
+  for (size_t i = 0; i < parts_->blocks.size(); ++i) {
+    const Block& block = parts_->blocks[i];
+    for (Run& run : runs) mix(run, block, static_cast<int>(i));
+    feed_forward(all, block, static_cast<int>(i), 0);
+  }
+  const auto n_vocab = static_cast<size_t>(info_.n_vocab);
+  const auto piece = static_cast<int64_t>(buffer.size() / n_vocab);
+  for (size_t s = 0; s < runs.size(); ++s) {
+    for (int64_t row = sequences[s].first_logits; row < runs[s].rows; row += piece) {
+      if (piece == 0) fail(ErrorKind::Internal, "no room for a row of logits");
+      const int64_t n = std::min(piece, runs[s].rows - row);
+      multiply_output(runs[s], head_input(runs[s], row, n), buffer.data());
+      rows(s, row, buffer.first(static_cast<size_t>(n) * n_vocab));
+    }
+    sequences[s].state->append(sequences[s].tokens);
+  }
 }
 
 void Transformer::forward(State& state, experts::Stream& stream, const Batch& batch,

@@ -86,6 +86,8 @@ class Transformer final : public Model {
   void attach_table(experts::RowStore* rows) override;
   std::unique_ptr<State> new_state(const StateOptions& options) const override;
   void forward(State& state, experts::Stream& stream, const Batch& batch, float* logits) override;
+  void forward_together(std::span<const Sequence> sequences, experts::Stream& stream,
+                        std::span<float> buffer, LogitRows rows) override;
   void step(State& state, experts::Stream& stream, const Batch& batch, float* logits) override;
   void commit(State& state, int n) override;
   void prefetch(const State& state, int32_t token) override;
@@ -94,6 +96,7 @@ class Transformer final : public Model {
   void map_prompt_scratch(int64_t rows, const State& state) override;
   void release_prompt_scratch() override;
   void set_tap(Tap tap) override { tap_ = std::move(tap); }
+  void set_observer(ComputeObserver* observer) override { observer_ = observer; }
 
  private:
   struct Scratch {
@@ -109,8 +112,14 @@ class Transformer final : public Model {
                  float* logits);
   void embed(Run& run, const Embedding& embedding, std::span<const int32_t> tokens,
              const ops::Rows& x) const;
-  void run_block(Run& run, const Block& block, int index, int64_t first_ffn_row) const;
-  void head(Run& run, const Batch& batch, float* logits);
+  Run begin_run(Buffers& buffers, State& state, experts::Stream& stream,
+                std::span<const int32_t> tokens, experts::Phase phase, int64_t row0);
+  void set_angles(Run& run, int64_t rows) const;
+  void mix(Run& run, const Block& block, int index) const;
+  void feed_forward(Run& run, const Block& block, int index, int64_t first_row) const;
+  ops::Rows head_input(Run& run, int64_t row, int64_t n) const;
+  void multiply_output(Run& run, const ops::Rows& x, float* logits) const;
+  void head(Run& run, const Batch& batch, float* logits) const;
 
   std::unique_ptr<Parts> parts_;
   Info info_;
@@ -121,6 +130,7 @@ class Transformer final : public Model {
   Scratch decode_, prompt_;
   std::vector<int32_t> recent_;
   Tap tap_;
+  ComputeObserver* observer_ = nullptr;
 };
 
 // Steps that loaders share: tensors outside the blocks, a block's feed-forward part, the draft

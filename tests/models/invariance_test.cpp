@@ -51,6 +51,50 @@ TEST_P(Invariance, ChunksAndPhases) {
   }
 }
 
+TEST_P(Invariance, SequencesTogether) {
+  const std::vector<int32_t> tokens = tiny_tokens(kTokens);
+  const std::vector<std::vector<int32_t>> texts = {
+      tokens, {tokens.begin() + 3, tokens.begin() + 20}, {tokens.rbegin(), tokens.rend()}};
+  std::vector<std::vector<float>> expected;
+  for (const std::vector<int32_t>& text : texts) {
+    Harness h(architecture(), options());
+    expected.push_back(h.forward(text));
+  }
+  Harness h(architecture(), options());
+  std::vector<std::unique_ptr<models::State>> states;
+  std::vector<models::Sequence> sequences;
+  for (const std::vector<int32_t>& text : texts) {
+    states.push_back(h.model().new_state(options().state));
+    sequences.push_back({states.back().get(), text, 0});
+  }
+  const std::vector<int32_t> after = {5};
+  for (const size_t rows_at_once : {size_t{1}, size_t{7}, size_t{100}}) {
+    std::vector<float> buffer(rows_at_once * h.vocab());
+    std::vector<std::vector<float>> got(texts.size());
+    for (auto& state : states) state->reset();
+    sequences[1].first_logits = 11;
+    h.model().forward_together(sequences, h.stream(), buffer,
+                               [&](size_t s, int64_t first, std::span<const float> logits) {
+                                 EXPECT_EQ(static_cast<size_t>(first) * h.vocab(),
+                                           got[s].size() + (s == 1 ? 11 * h.vocab() : 0));
+                                 got[s].insert(got[s].end(), logits.begin(), logits.end());
+                               });
+    EXPECT_TRUE(same_bits(got[0], expected[0])) << rows_at_once;
+    const auto from = expected[1].begin() + static_cast<std::ptrdiff_t>(11 * h.vocab());
+    EXPECT_TRUE(same_bits(got[1], {from, expected[1].end()})) << rows_at_once;
+    EXPECT_TRUE(same_bits(got[2], expected[2])) << rows_at_once;
+  }
+  // The states go on as if each had been alone.
+  std::vector<float> next(h.vocab()), alone(h.vocab());
+  h.state().reset();
+  h.model().forward(h.state(), h.stream(), {texts[2], Phase::Prompt, models::Logits::None, nullptr},
+                    nullptr);
+  const models::Batch batch{after, Phase::Decode, models::Logits::Last, nullptr};
+  h.model().forward(h.state(), h.stream(), batch, alone.data());
+  h.model().forward(*states[2], h.stream(), batch, next.data());
+  EXPECT_TRUE(same_bits(next, alone));
+}
+
 TEST_P(Invariance, ThreadsArrivalAndMapping) {
   const std::vector<float> expected = reference();
   for (const auto& [threads, arrival] :
