@@ -152,7 +152,7 @@ void ExpertStream::open_layer(int index, int rows, const RouteRule& rule, Phase 
   settle_ahead();
   // The one look at the live map: what follows sees this copy (law 1).
   const std::span<const uint64_t> ready = residency_.ready_bits(index);
-  std::copy(ready.begin(), ready.end(), snapshot_.begin());
+  std::fill(std::copy(ready.begin(), ready.end(), snapshot_.begin()), snapshot_.end(), uint64_t{0});
 }
 
 void ExpertStream::begin_token() {

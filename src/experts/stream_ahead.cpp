@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "experts/expert_stream.h"
+#include "experts/fill.h"
 
 namespace penstock::experts {
 
@@ -181,50 +182,13 @@ void ExpertStream::end_ahead_step(int rows) {
 
 // ------------------------------------------------------------------------------- profiles
 
-// The slots that a fill may take: those that can be hot, the others stay free for what is asked
-// for; all where no slot can be hot or every expert has one.
 void ExpertStream::set_prior(std::span<const float> shares) {
   residency_.set_prior(shares);
   fill_.clear();
   fill_head_ = 0;
   if (options_.fill == Fill::None || options_.alias) return;
-  std::vector<uint64_t> largest_layer(shape_.classes.size(), 0);
-  for (size_t l = 0; l < geometry_.layers.size(); ++l) {
-    uint64_t& most = largest_layer[shape_.class_of[l]];
-    most = std::max(most, static_cast<uint64_t>(geometry_.layers[l].n_expert));
-  }
-  std::vector<uint64_t> room;
-  for (size_t c = 0; c < shape_.classes.size(); ++c) {
-    const uint64_t slots = shape_.classes[c].slots;
-    const uint64_t hot = Residency::hot_cap(slots, largest_layer[c]);
-    room.push_back(hot == 0 || shape_.holds_all() ? slots : hot);
-  }
-  std::vector<std::pair<float, Guess>> ranked;
-  size_t at = 0;
-  for (size_t l = 0; l < geometry_.layers.size(); ++l) {
-    for (int32_t e = 0; e < geometry_.layers[l].n_expert; ++e, ++at) {
-      if (shares[at] > 0) ranked.push_back({shares[at], {static_cast<int32_t>(l), e}});
-    }
-  }
-  std::stable_sort(ranked.begin(), ranked.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  for (const auto& [share, guess] : ranked) {
-    uint64_t& left = room[shape_.class_of[static_cast<size_t>(guess.layer)]];
-    if (left == 0) continue;
-    --left;
-    fill_.push_back(guess);
-  }
-  constexpr size_t kBatch = 64;  // the most used come first, but the disk is read forwards
-  for (size_t i = 0; i < fill_.size(); i += kBatch) {
-    const auto begin = fill_.begin() + static_cast<std::ptrdiff_t>(i);
-    const auto n = static_cast<std::ptrdiff_t>(std::min(kBatch, fill_.size() - i));
-    std::sort(begin, begin + n, [&](const Guess& a, const Guess& b) {
-      const auto place = [&](const Guess& g) {
-        const MatrixGeometry& m = geometry_.layers[static_cast<size_t>(g.layer)].gate;
-        return std::pair(m.shard, m.offset + static_cast<uint64_t>(g.expert) * m.stride);
-      };
-      return place(a) < place(b);
-    });
+  for (const FillItem& item : fill_list(geometry_, shape_, shares)) {
+    fill_.push_back({item.layer, item.expert});
   }
 }
 

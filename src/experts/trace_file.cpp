@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kMagic[8] = {'X', 'P', 'R', 'T', 'T', 'R', 'C', 'E'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;  // 1 did not have the number of a prompt's uses
 constexpr size_t kBlock = size_t{1} << 20;
 constexpr size_t kMostBlock = size_t{64} << 20;
 constexpr uint32_t kMostHeader = 1 << 24;
@@ -53,7 +53,7 @@ TraceWriter::TraceWriter(const std::string& path, const Geometry& geometry, bool
   for (const LayerGeometry& layer : geometry.layers) {
     layers_.push_back({layer.layer, layer.n_expert, layer.n_used});
   }
-  touched_.resize((most_experts(geometry) + 63) / 64);
+  prompt_uses_.resize(most_experts(geometry));
   const std::string header = header_json(layers_, logits, settings).dump();
   FilePrefix prefix{};
   std::memcpy(prefix.magic, kMagic, sizeof kMagic);
@@ -89,7 +89,14 @@ void TraceWriter::end_prompt_layer() {
   put(static_cast<uint16_t>(prompt_layer_));
   put(prompt_rows_);
   const auto n_expert = static_cast<size_t>(layers_[static_cast<size_t>(prompt_layer_)].n_expert);
-  for (size_t w = 0; w < (n_expert + 63) / 64; ++w) put(touched_[w]);
+  const std::span<const uint32_t> uses{prompt_uses_.data(), n_expert};
+  put(static_cast<uint16_t>(
+      std::count_if(uses.begin(), uses.end(), [](uint32_t n) { return n != 0; })));
+  for (size_t e = 0; e < n_expert; ++e) {
+    if (uses[e] == 0) continue;
+    put(static_cast<uint16_t>(e));
+    put(uses[e]);
+  }
   prompt_layer_ = -1;
   flush_if_full();
 }
@@ -101,10 +108,10 @@ void TraceWriter::selected(int index, int row, Phase phase, std::span<const int3
       end_prompt_layer();
       prompt_layer_ = index;
       prompt_rows_ = 0;
-      std::fill(touched_.begin(), touched_.end(), uint64_t{0});
+      std::fill(prompt_uses_.begin(), prompt_uses_.end(), uint32_t{0});
     }
     ++prompt_rows_;
-    for (const int32_t e : ids) touched_[static_cast<size_t>(e) / 64] |= uint64_t{1} << (e % 64);
+    for (const int32_t e : ids) ++prompt_uses_[static_cast<size_t>(e)];
     return;
   }
   end_prompt_layer();
@@ -235,12 +242,13 @@ class Replay {
       case Record::Prompt: {
         const TraceLayer& l = layer(in, &index);
         const auto rows = in.take<uint32_t>();
-        touched_.resize((static_cast<size_t>(l.n_expert) + 63) / 64);
-        for (uint64_t& word : touched_) word = in.take<uint64_t>();
-        if (l.n_expert % 64 != 0 && touched_.back() >> (l.n_expert % 64) != 0) {
-          in.bad("an expert that is not there");
+        uses_.assign(static_cast<size_t>(l.n_expert), 0);
+        for (int n = in.take<uint16_t>(); n > 0; --n) {
+          const int e = in.take<uint16_t>();
+          if (e >= l.n_expert) in.bad("an expert that is not there");
+          uses_[static_cast<size_t>(e)] = in.take<uint32_t>();
         }
-        visitor_.prompt(index, rows, touched_);
+        visitor_.prompt(index, rows, uses_);
         return;
       }
       case Record::StepEnd:
@@ -261,7 +269,7 @@ class Replay {
   TraceVisitor& visitor_;
   std::vector<uint16_t> ids_;
   std::vector<float> logits_;
-  std::vector<uint64_t> touched_;
+  std::vector<uint32_t> uses_;
 };
 
 [[noreturn]] void no_trace(const std::string& path, const char* why) {
@@ -275,8 +283,9 @@ TraceHeader parse_header(const File& file, uint64_t* behind) {
   file.read_at(0, std::as_writable_bytes(std::span(&prefix, 1)));
   if (std::memcmp(prefix.magic, kMagic, sizeof kMagic) != 0) no_trace(path, "another kind of file");
   if (prefix.version != kVersion) {
-    fail(ErrorKind::Unsupported, "{} has version {}, this program reads version {}", path,
-         prefix.version, kVersion);
+    fail(ErrorKind::Unsupported,
+         "{} has version {}, this program reads version {}: record it again", path, prefix.version,
+         kVersion);
   }
   if (prefix.header_bytes > kMostHeader || sizeof prefix + prefix.header_bytes > file.size()) {
     no_trace(path, "its header is cut short");

@@ -56,7 +56,7 @@ class TraceWriter final : public RouteObserver {
   // The prompt layer that is being seen.
   int prompt_layer_ = -1;
   uint32_t prompt_rows_ = 0;
-  std::vector<uint64_t> touched_;
+  std::vector<uint32_t> prompt_uses_;  // by expert
 };
 
 // Receives a trace, record by record, in the order in which it was written.
@@ -66,7 +66,8 @@ class TraceVisitor {
   virtual void decode(int index, int row, std::span<const uint16_t> ids,
                       std::span<const float> logits) = 0;  // logits: empty without them
   virtual void predicted(int index, int distance, int row, std::span<const float> logits) = 0;
-  virtual void prompt(int index, uint32_t rows, std::span<const uint64_t> touched) = 0;
+  // uses: by expert, how many rows of the chunk selected it
+  virtual void prompt(int index, uint32_t rows, std::span<const uint32_t> uses) = 0;
   virtual void step_ended(int rows) = 0;
   virtual void turn_ended() = 0;
   virtual void token(int32_t id) = 0;

@@ -90,11 +90,12 @@ struct Replayer final : TraceVisitor {
     EXPECT_EQ(z[0], 0.5f);
     ++predictions;
   }
-  void prompt(int index, uint32_t rows, std::span<const uint64_t> touched) override {
+  void prompt(int index, uint32_t rows, std::span<const uint32_t> uses) override {
     ++clock;
     prompt_rows += rows;
     for (int e = 0; e < n_expert; ++e) {
-      if ((touched[static_cast<size_t>(e) / 64] >> (e % 64) & 1) == 0) continue;
+      selections += uses[static_cast<size_t>(e)];
+      if (uses[static_cast<size_t>(e)] == 0) continue;
       if (residency.find(index, e) != kNoSlot) continue;
       const int32_t slot = residency.acquire(index, e, ReadReason::Prompt, false);
       if (slot == kNoSlot) continue;
@@ -112,7 +113,8 @@ struct Replayer final : TraceVisitor {
 
   Residency residency;
   int n_expert;
-  uint64_t clock = 0, hits = 0, misses = 0, predictions = 0, prompt_rows = 0, turns = 0;
+  uint64_t clock = 0, hits = 0, misses = 0, predictions = 0, prompt_rows = 0, turns = 0,
+           selections = 0;
   int steps = 0;
   size_t logits = 0;
   std::vector<int32_t> tokens;
@@ -158,6 +160,7 @@ TEST(TraceFile, AReplayFindsTheStreamsOwnHitsAndMisses) {
   EXPECT_EQ(replay.misses, c.first.miss_issued + c.steady.miss_issued);
   EXPECT_EQ(replay.steps, 99);
   EXPECT_EQ(replay.prompt_rows, 28u);
+  EXPECT_EQ(replay.selections, 28u * 4);  // every row's, not only which experts
   EXPECT_EQ(replay.tokens.size(), 100u);
   EXPECT_EQ(replay.tokens[99], 99);
 }
