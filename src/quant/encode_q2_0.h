@@ -149,7 +149,8 @@ inline Choice refine(const float* x, const float* w, float d) noexcept {
   return best;
 }
 
-inline float best_scale(const float* x, const float* w, float max, int first_edge) noexcept {
+inline float best_scale(const float* x, const float* w, float max, int first_edge,
+                        bool positive_only) noexcept {
   // Per bin: sums of w |x| and of w, of positive and then of negative elements.
   alignas(32) float bins[kBins + 1][4] = {};
   float wx[kBlock];
@@ -187,6 +188,7 @@ inline float best_scale(const float* x, const float* w, float max, int first_edg
   // Refinement gains far less than 1 % of the explained sum of squares: a side that far behind is
   // out.
   Choice positive, negative;
+  if (positive_only) return refine(x, w, best_xq[0] / best_qq[0]).d;
   if (positive_gain >= 0.99f * negative_gain) positive = refine(x, w, best_xq[0] / best_qq[0]);
   if (negative_gain >= 0.99f * positive_gain) negative = refine(x, w, -(best_xq[1] / best_qq[1]));
   if (negative.error != positive.error) {
@@ -195,8 +197,8 @@ inline float best_scale(const float* x, const float* w, float max, int first_edg
   return std::abs(negative.d) < std::abs(positive.d) ? negative.d : positive.d;
 }
 
-inline void encode_q2_0_row(const float* in, uint8_t* out, int64_t n,
-                            const float* importance) noexcept {
+inline void encode_q2_0_row(const float* in, uint8_t* out, int64_t n, const float* importance,
+                            bool positive_only) noexcept {
   float ones[kBlock];
   std::fill(ones, ones + kBlock, 1.0f);
   for (int64_t i = 0; i < n; i += kBlock, in += kBlock, out += 18) {
@@ -219,7 +221,7 @@ inline void encode_q2_0_row(const float* in, uint8_t* out, int64_t n,
     }
     const float max = *std::max_element(max_lanes, max_lanes + 8);
     // Not even the smallest scale, 2^-24, would give any element another code than 0.
-    const float d = max <= 0x1p-25f ? 0 : best_scale(in, w, max, first_edge);
+    const float d = max <= 0x1p-25f ? 0 : best_scale(in, w, max, first_edge, positive_only);
     store_u16(out, float_to_half(d));
     if (d == 0) {
       std::memset(out + 2, 0x55, 16);
