@@ -17,6 +17,7 @@ void add_plan(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
 void add_synth(CLI::App& app, Action* action);
 void add_calibrate(CLI::App& app, Action* action);
+void add_eval(CLI::App& app, Action* action);
 void add_stats(CLI::App& app, Action* action);
 void add_pack(CLI::App& app, Action* action);
 void add_iobench(CLI::App& app, Action* action);

@@ -15,9 +15,9 @@ std::string converted_rows(const models::DenseReport& r) {
   std::string out;
   for (const models::ConvertedTensors& c : r.converted) {
     if (c.tensors == 0) continue;
-    out += fmt::format(
-        "  dense       {}: {} tensors, {} read, {} held as {}; quality: unmeasured\n", c.pattern,
-        c.tensors, format_bytes(c.bytes_from), format_bytes(c.bytes_to), gguf::type_name(c.type));
+    out +=
+        fmt::format("  dense       {}: {} tensors, {} read, {} held as {}\n", c.pattern, c.tensors,
+                    format_bytes(c.bytes_from), format_bytes(c.bytes_to), gguf::type_name(c.type));
   }
   return out;
 }
@@ -74,7 +74,6 @@ Json dense_json(const models::DenseReport& r) {
               {"tensors_converted", r.tensors_converted()},
               {"bytes_converted", r.bytes_converted()},
               {"converted", converted_json(r)}};
-  if (r.tensors_converted() != 0) out["quality"] = "unmeasured";
   out["lock"] = {{"tried", r.lock_tried},
                  {"bytes_requested", r.bytes_requested()},
                  {"bytes_locked", r.bytes_locked()},

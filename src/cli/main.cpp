@@ -63,6 +63,7 @@ int main(int argc, char** argv) {
   cli::add_synth(app, &action);
   cli::add_calibrate(app, &action);
   cli::add_stats(app, &action);
+  cli::add_eval(app, &action);
   cli::add_pack(app, &action);
   cli::add_iobench(app, &action);
   app.footer(kFooter);  // after the subcommands, which would inherit it

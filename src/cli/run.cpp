@@ -20,6 +20,7 @@
 #include "cli/dense_summary.h"
 #include "cli/interrupt.h"
 #include "cli/runtime_flags.h"
+#include "cli/quality_summary.h"
 #include "cli/summary.h"
 #include "engine/conversation.h"
 #include "engine/generate.h"
@@ -219,6 +220,7 @@ void Runner::print_json(const engine::GenerateResult& result) {
   out["experts"] = source_json(runtime_);
   out["plan"] = plan_json(session_);
   out["dense"] = dense_json(runtime_.load().dense);
+  out["quality"] = quality_json(runtime_);
   out["watchdog"] = watchdog_json(runtime_);
   fmt::print("{}\n", out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
 }

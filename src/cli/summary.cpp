@@ -7,6 +7,7 @@
 
 #include "base/machine.h"
 #include "cli/dense_summary.h"
+#include "cli/quality_summary.h"
 
 namespace penstock::cli {
 namespace {
@@ -173,7 +174,7 @@ std::string moce_row(const engine::Runtime& runtime) {
   if (router->guard_events() != 0) {
     out += fmt::format("; halved {} times by the guard", router->guard_events());
   }
-  return out + "; quality: unmeasured\n";
+  return out + "\n";
 }
 
 Json moce_json(const engine::Runtime& runtime) {
@@ -187,7 +188,6 @@ Json moce_json(const engine::Runtime& runtime) {
   out["window"] = asked.window;
   out["mass"] = asked.mass;
   out["guard"] = asked.guard;
-  out["quality"] = "unmeasured";
   const experts::CacheRouter* router = runtime.stream().moce();
   out["active"] = router != nullptr;
   if (router == nullptr) return out;
@@ -324,6 +324,7 @@ std::string summary_table(engine::Session& session, const std::string& end) {
       fmt::format("  memory      {} planned at the peak, without slack; {} measured at the peak\n",
                   format_bytes(planned), format_bytes(session.peak_footprint()));
   out += dense_rows(runtime.load().dense);
+  out += quality_row(runtime);
   out += watchdog_row(runtime);
   out += fmt::format("  compute     {} threads, {}, {} activations\n", runtime.options().threads,
                      quant::isa_name(quant::current_isa()),

@@ -42,6 +42,7 @@ class Runtime {
   const text::Tokenizer& tokenizer() const;  // throws Error(Unsupported) if the file has none
   bool has_tokenizer() const noexcept { return tokenizer_ != nullptr; }
   models::Model& model() noexcept { return *opened_.model; }
+  ThreadPool& pool() noexcept { return *pool_; }  // between two steps of the model it is free
   const models::Info& info() const noexcept { return opened_.model->info(); }
   experts::Stream& stream() noexcept { return *stream_; }
   experts::Watchdog* watchdog() const noexcept { return watchdog_.get(); }  // null: switched off

@@ -1,0 +1,338 @@
+// penstock eval: what a model is worth, in numbers with errors.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/runtime_flags.h"
+#include "cli/shard_flag.h"
+#include "cli/version.h"
+#include "measure/evaluate.h"
+#include "measure/quality_report.h"
+#include "measure/quality_store.h"
+
+namespace penstock::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using measure::EvalMode;
+
+struct Flags {
+  RuntimeFlags runtime;
+  std::vector<std::string> texts;
+  std::string base, base_out, base_form = "u16", scores, shard, quality_dir, tasks, chat = "auto";
+  int64_t window = 512, max_tokens = 256;
+  int continuations = 0;
+  bool step = false, json = false, answers = false, no_record = false;
+  std::vector<std::string> parts;  // of merge
+};
+
+std::string dump(const Json& json) {
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// A file that is gone when its user is.
+class TemporaryFile {
+ public:
+  TemporaryFile()
+      : path_((std::filesystem::temp_directory_path() / fmt::format("penstock-base-{}", getpid()))
+                  .string()) {}
+  ~TemporaryFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+    std::filesystem::remove(path_ + ".partial", ignored);
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+measure::ScoreSet score(engine::Runtime& runtime, const surgery::Corpus& corpus,
+                        const measure::EvalOptions& options, const std::string& label) {
+  const std::atomic<bool>& interrupted = interrupt_flag();
+  std::unique_ptr<Progress> line;
+  const auto window = static_cast<uint64_t>(corpus.window_tokens());
+  measure::EvalProgress last;
+  measure::ScoreSet set = measure::evaluate(
+      runtime, corpus, options,
+      [&](const measure::EvalProgress& now) {
+        if (!line) line = std::make_unique<Progress>(label, now.n_windows * window, "tok");
+        line->set(now.windows * window);
+        last = now;
+      },
+      [&] { return interrupted.load(); });
+  line.reset();
+  check_unchanged(runtime);
+  if (interrupted) {
+    fail(ErrorKind::Cancelled, "interrupted after {} windows of {}{}", last.windows, last.n_windows,
+         options.base_out.empty() ? "" : ": the same command goes on with the base logits");
+  }
+  log::info("{}: {} tokens in {:.1f} s, {:.1f} tokens/s", label, last.tokens, last.seconds,
+            static_cast<double>(last.tokens) / last.seconds);
+  return set;
+}
+
+// Writes the distributions of the model that is compared with.
+void make_base(const Flags& flags, const std::string& path) {
+  engine::RuntimeOptions options = flags.runtime.options();
+  options.model_path = flags.base;
+  options.profile = "none";
+  options.stream.moce.mode = experts::Moce::Off;
+  options.stream.pack.file = "auto";
+  options.dense_convert.clear();
+  measure::prepare(&options, EvalMode::Batch, flags.window);
+  const auto runtime = engine::Runtime::open(options, progress_line());
+  const surgery::Corpus corpus = surgery::Corpus::load(*runtime, flags.texts, flags.window);
+  measure::EvalOptions how;
+  parse_shard(flags.shard, &how.shard, &how.n_shards);
+  how.base_out = path;
+  how.base_logits_exact = flags.base_form == "f32";
+  score(*runtime, corpus, how, "base");
+}
+
+// Puts a measurement where other commands look for it.
+void record(const Flags& flags, const Json& measurement) {
+  if (flags.no_record) return;
+  const measure::QualityStore store(flags.quality_dir);
+  const measure::QualityKey key{measurement["quality_settings"],
+                                measurement["quality_key"].get<std::string>()};
+  Json entry = measurement;
+  entry["program"] = version_number();
+  log::info("recorded in {}", store.add(key, entry));
+}
+
+int finish(const Flags& flags, const measure::ScoreSet& set, bool whole) {
+  if (!flags.scores.empty()) measure::write_scores(flags.scores, set);
+  if (!whole) {
+    if (flags.scores.empty()) {
+      fail(ErrorKind::Usage, "a shard is only good for `penstock eval merge`: --scores FILE");
+    }
+    log::info("{} windows scored in {}; `penstock eval merge` joins the shards", set.windows.size(),
+              flags.scores);
+    return 0;
+  }
+  const Json json = measure::quality_json(set);
+  record(flags, json);
+  fmt::print("{}", flags.json ? dump(json) + "\n" : measure::quality_table(set));
+  return 0;
+}
+
+int run_text(const Flags& flags, bool with_base) {
+  std::unique_ptr<TemporaryFile> temporary;
+  std::unique_ptr<measure::BaseReader> base;
+  if (with_base) {
+    std::string path = flags.base;
+    if (!measure::BaseReader::is_base(flags.base)) {
+      if (flags.texts.empty()) fail(ErrorKind::Usage, "a base model needs a text: --text FILE");
+      path = flags.base_out;
+      if (path.empty()) {
+        temporary = std::make_unique<TemporaryFile>();
+        path = temporary->path();
+      }
+      make_base(flags, path);
+    }
+    base = std::make_unique<measure::BaseReader>(measure::BaseReader::open(path));
+  }
+  int64_t window = flags.window;
+  if (flags.texts.empty()) {
+    if (!base) fail(ErrorKind::Usage, "--text FILE is missing");
+    window = base->header().window_tokens;
+  }
+  engine::RuntimeOptions options = flags.runtime.options();
+  const EvalMode mode = flags.step ? EvalMode::Step : EvalMode::Batch;
+  measure::prepare(&options, mode, window);
+  const auto runtime = engine::Runtime::open(options, progress_line());
+  const bool add_bos = runtime->has_tokenizer() && runtime->tokenizer().add_bos();
+  const surgery::Corpus corpus =
+      flags.texts.empty() ? surgery::Corpus::of(base->header().tokens, window,
+                                                add_bos ? runtime->tokenizer().bos() : std::nullopt)
+                          : surgery::Corpus::load(*runtime, flags.texts, window);
+  measure::EvalOptions how;
+  how.mode = mode;
+  parse_shard(flags.shard, &how.shard, &how.n_shards);
+  how.base = base.get();
+  if (!with_base) {
+    how.base_out = flags.base_out;
+    how.base_logits_exact = flags.base_form == "f32";
+  }
+  const auto positions =
+      corpus.n_windows() * static_cast<uint64_t>(measure::n_scored(corpus.window_tokens()));
+  if (how.n_shards == 1 && positions < measure::kLeastPositions) {
+    fail(ErrorKind::Usage,
+         "this text gives {} positions, a summary needs {}: give more text or a smaller --window",
+         positions, measure::kLeastPositions);
+  }
+  return finish(flags, score(*runtime, corpus, how, with_base ? "kld" : "perplexity"),
+                how.n_shards == 1);
+}
+
+int run_merge(const Flags& flags) {
+  measure::ScoreSet all = measure::read_scores(flags.parts.front());
+  for (size_t i = 1; i < flags.parts.size(); ++i) {
+    measure::merge(all, measure::read_scores(flags.parts[i]), flags.parts[i]);
+  }
+  if (all.windows.size() != all.n_windows) {
+    log::warn("{} of {} windows are scored: a shard is missing", all.windows.size(), all.n_windows);
+  }
+  return finish(flags, all, true);
+}
+
+int run_tasks(const Flags& flags) {
+  const std::vector<measure::Task> tasks = measure::read_tasks(flags.tasks);
+  engine::RuntimeOptions options = flags.runtime.options();
+  const auto runtime = engine::Runtime::open(options, progress_line());
+  measure::TaskOptions how;
+  how.chat_format = flags.chat;
+  how.max_tokens = flags.max_tokens;
+  parse_shard(flags.shard, &how.shard, &how.n_shards);
+  const std::atomic<bool>& interrupted = interrupt_flag();
+  const auto stop = [&] { return interrupted.load(); };
+  std::vector<measure::TaskResult> results;
+  {
+    Progress line("tasks", (tasks.size() + how.n_shards - 1 - how.shard) / how.n_shards, "");
+    uint64_t done = 0;
+    results = measure::run_tasks(
+        *runtime, tasks, how, [&](const measure::TaskResult&) { line.set(++done); }, stop);
+  }
+  measure::ContinuationResult continuations;
+  if (flags.continuations > 0 && !stop()) {
+    if (flags.texts.empty()) fail(ErrorKind::Usage, "--continuations needs --text FILE");
+    const surgery::Corpus corpus = surgery::Corpus::load(*runtime, flags.texts, 128);
+    continuations =
+        measure::run_continuations(*runtime, corpus.tokens(), flags.continuations, 64, 96, stop);
+  }
+  check_unchanged(*runtime);
+  if (stop()) fail(ErrorKind::Cancelled, "interrupted after {} tasks", results.size());
+  const measure::QualityKey key = measure::quality_key(*runtime);
+  const std::string bytes = read_text_file(flags.tasks);
+  Sha256Stream hash;
+  hash.update(bytes.data(), bytes.size());
+  Json json = {{"kind", "tasks"},
+               {"model", std::string(runtime->file().metadata().get_string("general.name", ""))},
+               {"model_id", hex(runtime->file().model_id())},
+               {"quality_key", key.id},
+               {"quality_settings", key.settings},
+               {"mode", "step"},
+               {"tasks", std::filesystem::path(flags.tasks).filename().string()},
+               {"tasks_sha256", hex(hash.finish())},
+               {"max_tokens", flags.max_tokens}};
+  if (how.n_shards > 1) json["shard"] = {how.shard, how.n_shards};
+  json.update(measure::tasks_json(results, flags.answers));
+  if (continuations.n > 0) {
+    json["continuations"] = {{"n", continuations.n}, {"degenerate", continuations.degenerate}};
+  }
+  if (how.n_shards == 1) {
+    Json short_form = json;
+    short_form.erase("answers");
+    record(flags, short_form);
+  }
+  if (flags.json) {
+    fmt::print("{}\n", dump(json));
+    return 0;
+  }
+  fmt::print("{}", measure::tasks_table(measure::summarise(results)));
+  if (continuations.n > 0) {
+    fmt::print("  {:<22} {} of {}\n", "continuations that loop", continuations.degenerate,
+               continuations.n);
+  }
+  return 0;
+}
+
+void add_common(CLI::App& command, const std::shared_ptr<Flags>& flags) {
+  command.add_flag("--json", flags->json, "the result as JSON");
+  command.add_option("--quality-dir", flags->quality_dir,
+                     "where quality records are kept; default $XDG_DATA_HOME/penstock/quality");
+  command.add_flag("--no-record", flags->no_record, "do not record the result");
+}
+
+void add_model(CLI::App& command, const std::shared_ptr<Flags>& flags) {
+  flags->runtime.add_to(command);
+  command.add_option("model_file", "the same as --model")->each([flags](const std::string& path) {
+    flags->runtime.set_model(path);
+  });
+  command.add_option("--shard", flags->shard, "I/N: only every N-th window or task, from I on");
+  add_common(command, flags);
+}
+
+void add_text(CLI::App& command, const std::shared_ptr<Flags>& flags) {
+  add_model(command, flags);
+  command.add_option("--text", flags->texts, "text files (NAME.ids: token ids)")->expected(1, -1);
+  command.add_option("--window", flags->window, "tokens of a window; the later half is scored")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  command.add_flag("--step-mode", flags->step,
+                   "one token per step through the decode path, with the arena and its routing");
+  command.add_option("--scores", flags->scores, "keeps every position's scores, for eval merge");
+  command.add_option("--base-out", flags->base_out, "keeps base logits, to compare others with");
+  command
+      .add_option("--base-form", flags->base_form,
+                  "base logits as 16-bit log-probabilities (u16) or whole (f32)")
+      ->check(CLI::IsMember({"u16", "f32"}))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app, Action* action) {
+  CLI::App* eval = app.add_subcommand(
+      "eval", "Measures quality: perplexity, KL divergence from a base model, tasks.");
+  eval->footer(
+      "Examples:\n"
+      "  penstock eval perplexity MODEL.gguf --text HELD_OUT.txt\n"
+      "  penstock eval kld SMALL.gguf --base MODEL.gguf --text HELD_OUT.txt\n"
+      "  penstock eval tasks SMALL.gguf --tasks TASKS.jsonl\n"
+      "A headline needs both: KL divergence and same-top share on held-out text, and tasks.");
+  eval->require_subcommand(1);
+
+  auto perplexity = std::make_shared<Flags>();
+  CLI::App* command = eval->add_subcommand(
+      "perplexity", "How well the model predicts a text; --base-out keeps its distributions.");
+  add_text(*command, perplexity);
+  command->callback(
+      [perplexity, action] { *action = [perplexity] { return run_text(*perplexity, false); }; });
+
+  auto kld = std::make_shared<Flags>();
+  command = eval->add_subcommand(
+      "kld", "How far the model's predictions are from those of a base, position by position.");
+  add_text(*command, kld);
+  command
+      ->add_option("--base", kld->base,
+                   "a model, or base logits of `eval perplexity --base-out` or of llama.cpp")
+      ->required();
+  command->callback([kld, action] { *action = [kld] { return run_text(*kld, true); }; });
+
+  auto tasks = std::make_shared<Flags>();
+  command = eval->add_subcommand("tasks", "Tasks with answers that can be checked (JSONL).");
+  add_model(*command, tasks);
+  command->add_option("--tasks", tasks->tasks, "the tasks")->required();
+  command->add_option("--chat-template", tasks->chat, "auto, chatml or raw")->capture_default_str();
+  command->add_option("--max-tokens", tasks->max_tokens, "of an answer")->capture_default_str();
+  command->add_flag("--answers", tasks->answers, "with every answer in the JSON");
+  command->add_option("--text", tasks->texts, "text for --continuations")->expected(1, -1);
+  command->add_option(
+      "--continuations", tasks->continuations,
+      "greedy continuations of so many places in the text: do they fall into loops?");
+  command->callback([tasks, action] { *action = [tasks] { return run_tasks(*tasks); }; });
+
+  auto merge = std::make_shared<Flags>();
+  command = eval->add_subcommand("merge", "Joins the scores of shards.");
+  command->add_option("parts", merge->parts, "files of --scores")->required()->expected(1, -1);
+  command->add_option("--scores", merge->scores, "keeps the joined scores");
+  add_common(*command, merge);
+  command->callback([merge, action] { *action = [merge] { return run_merge(*merge); }; });
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,287 @@
+#include "measure/evaluate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "engine/session.h"
+#include "engine/windows.h"
+#include "gguf/model.h"
+#include "measure/quality_key.h"
+
+namespace penstock::measure {
+namespace {
+
+class Evaluation {
+ public:
+  Evaluation(engine::Runtime& runtime, const surgery::Corpus& corpus, const EvalOptions& options)
+      : runtime_(runtime), corpus_(corpus), options_(options) {
+    check_base();
+    const QualityKey key = quality_key(runtime);
+    set_.model_id = runtime.file().model_id();
+    set_.model_name = runtime.file().metadata().get_string("general.name", "");
+    set_.quality_key = key.id;
+    set_.quality_settings = key.settings.dump();
+    set_.mode = options.mode == EvalMode::Batch ? "batch" : "step";
+    set_.window_tokens = corpus.window_tokens();
+    set_.n_windows = corpus.n_windows();
+    set_.corpus_id = corpus.id();
+    for (const surgery::Corpus::Part& part : corpus.parts()) {
+      set_.parts.push_back({part.name, part.tokens_id});
+    }
+    if (options.base != nullptr) {
+      const BaseHeader& base = options.base->header();
+      set_.has_base = true;
+      set_.base_id = base.model_id;
+      set_.base_name = base.model_name;
+      set_.base_key = base.quality_key;
+    }
+    for (uint64_t w = options.shard; w < corpus.n_windows(); w += options.n_shards) {
+      todo_.push_back(w);
+    }
+    if (!options.base_out.empty()) open_writer();
+  }
+
+  ScoreSet run(const std::function<void(const EvalProgress&)>& progress,
+               const std::function<bool()>& stop) {
+    if (options_.mode == EvalMode::Batch) {
+      run_batch(progress, stop);
+    } else {
+      run_steps(progress, stop);
+    }
+    if (writer_ && set_.windows.size() == todo_.size()) writer_->finish();
+    return std::move(set_);
+  }
+
+ private:
+  void check_base() const {
+    const experts::MoceOptions& moce = runtime_.options().stream.moce;
+    if (options_.mode == EvalMode::Batch && moce.on()) {
+      fail(ErrorKind::Usage,
+           "cache-aware routing depends on what is in memory at every step: measure it with "
+           "--step-mode");
+    }
+    if (moce.on() && moce.residency != experts::MoceResidency::Epoch) {
+      fail(ErrorKind::Usage,
+           "what cache-aware routing costs can be measured again only with --moce-residency epoch");
+    }
+    if (options_.base == nullptr) return;
+    const BaseHeader& base = options_.base->header();
+    if (base.n_vocab != runtime_.info().n_vocab) {
+      fail(ErrorKind::Usage, "the base has a vocabulary of {}, this model one of {}", base.n_vocab,
+           runtime_.info().n_vocab);
+    }
+    if (base.window_tokens != corpus_.window_tokens()) {
+      fail(ErrorKind::Usage, "the base was made with --window {}, not {}", base.window_tokens,
+           corpus_.window_tokens());
+    }
+    // A file of llama.cpp holds whole windows only.
+    const std::span<const int32_t> ours = corpus_.tokens();
+    const size_t n = std::min(ours.size(), base.tokens.size());
+    if (n < corpus_.n_windows() * static_cast<uint64_t>(corpus_.window_tokens()) ||
+        !std::equal(ours.begin(), ours.begin() + static_cast<std::ptrdiff_t>(n),
+                    base.tokens.begin())) {
+      fail(ErrorKind::Usage, "the base was made from another text, or from other tokens of it");
+    }
+  }
+
+  void open_writer() {
+    BaseHeader header;
+    header.form = options_.base_logits_exact ? BaseRows::Form::Logits : BaseRows::Form::Compact;
+    header.n_vocab = runtime_.info().n_vocab;
+    header.window_tokens = corpus_.window_tokens();
+    header.n_windows = corpus_.n_windows();
+    header.mode = set_.mode;
+    header.model_id = set_.model_id;
+    header.corpus_id = set_.corpus_id;
+    header.model_name = set_.model_name;
+    header.quality_key = set_.quality_key;
+    header.tokens.assign(corpus_.tokens().begin(), corpus_.tokens().end());
+    row_bytes_ = header.row_bytes();
+    writer_ = std::make_unique<BaseWriter>(options_.base_out, header, todo_.size());
+  }
+
+  // The scores of a window are made piece by piece.
+  struct Open {
+    uint64_t window = 0;
+    std::vector<int32_t> tokens;
+    std::vector<PositionScore> scores;
+    std::vector<std::byte> rows;  // for the writer
+  };
+
+  void begin(Open* open, uint64_t window) {
+    open->window = window;
+    open->tokens = corpus_.window(window);
+    open->scores.resize(static_cast<size_t>(set_.per_window()));
+    if (writer_) open->rows.resize(open->scores.size() * row_bytes_);
+  }
+
+  // Logits of rows `first` to `first + n` of the window.
+  void take(Open* open, int64_t first, std::span<const float> logits) {
+    const auto n_vocab = static_cast<size_t>(runtime_.info().n_vocab);
+    const int64_t begin = first - first_scored(set_.window_tokens);
+    // The last token's logits speak about a token outside the window.
+    const auto n =
+        std::min<int64_t>(static_cast<int64_t>(logits.size() / n_vocab), set_.per_window() - begin);
+    if (n <= 0) return;
+    const std::span<const float> rows = logits.first(static_cast<size_t>(n) * n_vocab);
+    const auto next = std::span<const int32_t>(open->tokens)
+                          .subspan(static_cast<size_t>(first) + 1, static_cast<size_t>(n));
+    BaseRows base;
+    if (options_.base != nullptr) {
+      base = options_.base->rows(open->window);
+      base.data += static_cast<uint64_t>(begin) * options_.base->header().row_bytes();
+    }
+    const int64_t bad = score_rows(runtime_.pool(), rows, next, base, open->scores.data() + begin);
+    if (bad >= 0) name_bad_layer(open->window, first + bad);
+    if (writer_) keep_rows(open, begin, rows);
+  }
+
+  void keep_rows(Open* open, int64_t begin, std::span<const float> logits) {
+    std::byte* const out = open->rows.data() + static_cast<uint64_t>(begin) * row_bytes_;
+    if (options_.base_logits_exact) {
+      std::memcpy(out, logits.data(), logits.size_bytes());
+      return;
+    }
+    const auto n_vocab = static_cast<size_t>(runtime_.info().n_vocab);
+    runtime_.pool().parallel_for(
+        static_cast<int64_t>(logits.size() / n_vocab), [&](int64_t row, int) {
+          CompactRow::compress(
+              logits.subspan(static_cast<size_t>(row) * n_vocab, n_vocab),
+              reinterpret_cast<uint16_t*>(out + static_cast<uint64_t>(row) * row_bytes_));
+        });
+  }
+
+  void end(const Open& open) {
+    if (writer_ && !writer_->has(open.window)) writer_->write(open.window, open.rows);
+    set_.windows.push_back({open.window, static_cast<uint32_t>(corpus_.part_of(open.window))});
+    set_.scores.insert(set_.scores.end(), open.scores.begin(), open.scores.end());
+    for (const PositionScore& score : open.scores) {
+      sum_nll_ += score.nll;
+      sum_kld_ += score.kld;
+    }
+    state_.tokens += open.tokens.size();
+  }
+
+  void report(int64_t began, const std::function<void(const EvalProgress&)>& progress) {
+    state_.windows = set_.windows.size();
+    state_.n_windows = todo_.size();
+    state_.seconds = seconds_since(began);
+    const auto n = static_cast<double>(set_.scores.size());
+    state_.mean_nll = sum_nll_ / n;
+    state_.mean_kld = sum_kld_ / n;
+    progress(state_);
+  }
+
+  void run_batch(const std::function<void(const EvalProgress&)>& progress,
+                 const std::function<bool()>& stop) {
+    const int64_t began = now_ns();
+    engine::Windows windows(runtime_);
+    std::vector<Open> open;
+    std::vector<engine::Window> group;
+    for (size_t at = 0; at < todo_.size() && !stop();) {
+      open.clear();
+      group.clear();
+      open.resize(std::min(windows.at_once(), todo_.size() - at));
+      for (Open& one : open) {
+        begin(&one, todo_[at++]);
+        group.push_back({one.tokens, first_scored(set_.window_tokens)});
+      }
+      windows.run(group, [&](size_t w, int64_t first, std::span<const float> logits) {
+        take(&open[w], first, logits);
+      });
+      for (const Open& one : open) end(one);
+      report(began, progress);
+    }
+  }
+
+  void run_steps(const std::function<void(const EvalProgress&)>& progress,
+                 const std::function<bool()>& stop) {
+    const int64_t began = now_ns();
+    engine::Session session(runtime_);
+    for (const uint64_t window : todo_) {
+      if (stop()) return;
+      Open open;
+      begin(&open, window);
+      session.reset();
+      for (int64_t i = 0; i + 1 < set_.window_tokens; ++i) {
+        if (session.out_of_memory()) {
+          fail(ErrorKind::Watchdog, "memory has run out: start again with a smaller --memory");
+        }
+        session.decode(open.tokens[static_cast<size_t>(i)]);
+        if (i >= first_scored(set_.window_tokens)) take(&open, i, session.logits());
+      }
+      end(open);
+      report(began, progress);
+    }
+  }
+
+  // Which layer first gave something that is not finite, by running the window again.
+  [[noreturn]] void name_bad_layer(uint64_t window, int64_t position) {
+    int layer = -1;
+    int64_t where = position;
+    const std::vector<int32_t> tokens = corpus_.window(window);
+    const auto state = runtime_.model().new_state(
+        {.n_ctx = corpus_.window_tokens(), .kv = *runtime_.options().kv});
+    runtime_.model().set_tap(
+        [&](std::string_view what, int l, int64_t p, std::span<const float> values) {
+          if (layer >= 0 || what != "residual") return;
+          for (const float v : values) {
+            if (std::isfinite(v)) continue;
+            layer = l;
+            where = p;
+            return;
+          }
+        });
+    for (const int32_t token : tokens) {
+      if (layer >= 0 || state->position() > position) break;
+      runtime_.model().forward(*state, runtime_.stream(),
+                               {{&token, 1}, experts::Phase::Decode, models::Logits::None, nullptr},
+                               nullptr);
+    }
+    runtime_.model().set_tap({});
+    const std::string place =
+        layer >= 0 ? fmt::format("layer {} is the first whose output is not finite", layer)
+                   : "every layer's output is finite: the output matrix is not";
+    fail(ErrorKind::Numeric, "window {}, position {}: logits are not finite; {}", window, where,
+         place);
+  }
+
+  engine::Runtime& runtime_;
+  const surgery::Corpus& corpus_;
+  const EvalOptions& options_;
+  ScoreSet set_;
+  std::vector<uint64_t> todo_;
+  std::unique_ptr<BaseWriter> writer_;
+  uint64_t row_bytes_ = 0;
+  EvalProgress state_;
+  double sum_nll_ = 0, sum_kld_ = 0;
+};
+
+}  // namespace
+
+void prepare(engine::RuntimeOptions* options, EvalMode mode, int64_t window) {
+  options->n_ctx = window;
+  options->windows = mode == EvalMode::Batch;
+  if (options->windows && options->prompt_chunk != 0 && options->prompt_chunk < window) {
+    fail(ErrorKind::Usage,
+         "--prompt-chunk {} is less than a window of {} tokens: windows are evaluated whole",
+         options->prompt_chunk, window);
+  }
+  // Prompts are not evaluated in steps; the least scratch will do.
+  if (!options->windows && options->prompt_chunk == 0) options->prompt_chunk = 32;
+}
+
+ScoreSet evaluate(engine::Runtime& runtime, const surgery::Corpus& corpus,
+                  const EvalOptions& options,
+                  const std::function<void(const EvalProgress&)>& progress,
+                  const std::function<bool()>& stop) {
+  return Evaluation(runtime, corpus, options).run(progress, stop);
+}
+
+}  // namespace penstock::measure

@@ -1,0 +1,20 @@
+// Scores and tasks as JSON and as a table for people.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "measure/scores.h"
+#include "measure/task_set.h"
+
+namespace penstock::measure {
+
+// "kind" is kld where there is a base, else perplexity. Throws Error(Usage) when there are fewer
+// positions than a summary needs.
+nlohmann::ordered_json quality_json(const ScoreSet& set);
+std::string quality_table(const ScoreSet& set);
+
+nlohmann::ordered_json tasks_json(const std::vector<TaskResult>& results, bool answers);
+std::string tasks_table(const TaskSummary& summary);
+
+}  // namespace penstock::measure
