@@ -8,6 +8,9 @@
 // (two per weight and token); `of_read` the share of the memory read rate and `of_peak` the share
 // of the 8-bit multiply-add rate, both measured with as many threads just before each benchmark, so
 // that a busy machine disturbs the ratios less than the rates.
+//
+// `encode/TYPE/plain` and `/importance` are the encoders: `weights` are then weights, not bytes,
+// per second of one thread.
 
 #include <benchmark/benchmark.h>
 
@@ -21,6 +24,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -184,6 +188,41 @@ void run(benchmark::State& state, TypeId type, Shape shape, int64_t tokens) {
   }
 }
 
+// Rows of 2,560 normal weights to blocks of the type; `weights`: weights per second.
+void run_encode(benchmark::State& state, TypeId type, bool weighted) {
+  constexpr size_t kRow = 2560, kRows = 64;
+  static const std::vector<float> values = [] {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0, 0.02f);
+    std::vector<float> x(kRow * kRows);
+    for (float& v : x) v = normal(random);
+    return x;
+  }();
+  std::vector<float> importance(kRow);
+  for (size_t i = 0; i < kRow; ++i) importance[i] = 0.5f + static_cast<float>(i % 7);
+  std::vector<std::byte> out(gguf::row_bytes(type, kRow));
+  size_t row = 0;
+  for (auto _ : state) {
+    encode_row(type, values.data() + row * kRow, out.data(), kRow,
+               weighted ? importance.data() : nullptr);
+    benchmark::DoNotOptimize(out.data());
+    row = (row + 1) % kRows;
+  }
+  state.counters["weights"] = benchmark::Counter(static_cast<double>(state.iterations()) * kRow,
+                                                 benchmark::Counter::kIsRate);
+}
+
+void add_encoders() {
+  for (const gguf::TypeInfo& info : gguf::kTypes) {
+    if (!can_encode(info.id)) continue;
+    for (const bool weighted : {false, true}) {
+      const std::string name =
+          std::string("encode/") + info.name + (weighted ? "/importance" : "/plain");
+      benchmark::RegisterBenchmark(name.c_str(), run_encode, info.id, weighted);
+    }
+  }
+}
+
 void add_benchmarks() {
   constexpr Shape kShapes[] = {{2560, 640}, {640, 2560}, {2560, 10240}};
   for (const int64_t tokens : {1, 8, 512}) {
@@ -218,6 +257,7 @@ int main(int argc, char** argv) {
     }
   }
   add_benchmarks();
+  add_encoders();
   const Limits one = measure_limits(1), two = measure_limits(2);
   std::printf(
       "isa %s; read %.1f / %.1f GB/s; 8-bit multiply-add %.0f / %.0f GOP/s (1 / 2 threads)\n",

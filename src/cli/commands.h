@@ -19,6 +19,8 @@ void add_synth(CLI::App& app, Action* action);
 void add_calibrate(CLI::App& app, Action* action);
 void add_eval(CLI::App& app, Action* action);
 void add_stats(CLI::App& app, Action* action);
+void add_prune(CLI::App& app, Action* action);
+void add_requantise(CLI::App& app, Action* action);
 void add_pack(CLI::App& app, Action* action);
 void add_iobench(CLI::App& app, Action* action);
 

@@ -64,6 +64,8 @@ int main(int argc, char** argv) {
   cli::add_calibrate(app, &action);
   cli::add_stats(app, &action);
   cli::add_eval(app, &action);
+  cli::add_prune(app, &action);
+  cli::add_requantise(app, &action);
   cli::add_pack(app, &action);
   cli::add_iobench(app, &action);
   app.footer(kFooter);  // after the subcommands, which would inherit it

@@ -57,6 +57,28 @@ std::string metadata_text(const PackRequest& request) {
   return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
+// What `penstock prune` and `penstock requantise` have written into the model (docs/surgery.md).
+void note_surgery(const gguf::Metadata& metadata, PackHeader* h) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : 0;
+  };
+  const std::string_view keep_map = metadata.get_string("penstock.keep_map_id", "");
+  if (keep_map.size() == 2 * h->keep_map_id.size()) {
+    for (size_t i = 0; i < h->keep_map_id.size(); ++i) {
+      h->keep_map_id[i] =
+          static_cast<uint8_t>(digit(keep_map[2 * i]) << 4 | digit(keep_map[2 * i + 1]));
+    }
+    h->flags |= kPackPruned;
+  }
+  if (!metadata.has("penstock.requantise.steps")) return;
+  Sha256Stream recipe;
+  for (const std::string_view step : metadata.get_string_array("penstock.requantise.steps")) {
+    recipe.update(step.data(), step.size());
+  }
+  h->quant_recipe_id = recipe.finish();
+  h->flags |= kPackRequantised;
+}
+
 PackPlan plan_pack(const PackRequest& request) {
   PackPlan plan;
   PackHeader& h = plan.header;
@@ -73,6 +95,7 @@ PackPlan plan_pack(const PackRequest& request) {
   h.source_header_id = identity.header_id;
   h.model_id = identity.model_id;
   h.dense_id = identity.dense_id;
+  note_surgery(request.source->metadata(), &h);
   if (request.content_id) h.source_content_id = content_id(*request.source);
   h.n_layers = static_cast<uint32_t>(request.geometry.layers.size());
   h.entry_bytes = kPackLayerBytes;

@@ -63,7 +63,7 @@ void set_counts(RewritePlan* plan) {
     plan->set_key(key, one);
     plan->remove_key("penstock.expert_counts");
   } else {
-    plan->remove_key(key);
+    plan->set_key(key, counts);
     plan->set_key("penstock.expert_counts", counts);
   }
 }
@@ -106,6 +106,15 @@ bool parse_label(const std::string& text, Label* out) {
   return out->rest.empty() || out->rest.starts_with("-A");
 }
 
+// "128x8B", experts times parameters of one: where the x is; npos for other forms.
+size_t parse_times(const std::string& label) {
+  const size_t times = label.find('x');
+  if (times == std::string::npos || times == 0) return std::string::npos;
+  uint64_t count = 0;
+  const auto [at, error] = std::from_chars(label.data(), label.data() + times, count);
+  return error == std::errc() && at == label.data() + times ? times : std::string::npos;
+}
+
 std::string format_count(double parameters, int decimals) {
   for (const auto& [letter, unit] : kUnits) {
     const double value = parameters / unit;
@@ -135,25 +144,23 @@ void set_size_label(const RewritePlan& before, RewritePlan* plan, uint64_t n_exp
     if (block >= 0 && static_cast<uint64_t>(block) >= trunk) draft += tensor.n_elements();
   }
   const uint64_t counts[] = {all, all - table, all - draft, all - table - draft};
+  const std::string before_label(plan->source->metadata().get_string("general.size_label"));
   const std::string label =
-      pruned_size_label(std::string(plan->source->metadata().get_string("general.size_label")),
-                        counts, all - plan->n_elements(), n_expert);
-  if (!label.empty()) plan->set_key("general.size_label", label);
+      pruned_size_label(before_label, counts, all - plan->n_elements(), n_expert);
+  if (!label.empty()) {
+    plan->set_key("general.size_label", label);
+  } else if (n_expert == 0 && parse_times(before_label) != std::string::npos) {
+    plan->remove_key("general.size_label");  // "128x8B" has no word for layers that differ
+  }
 }
 
 }  // namespace
 
 std::string pruned_size_label(const std::string& label, std::span<const uint64_t> before,
                               uint64_t removed, uint64_t n_expert) {
-  // "128x8B": experts times parameters of one.
-  const size_t times = label.find('x');
-  uint64_t count = 0;
-  if (times != std::string::npos && times > 0) {
-    const auto [at, error] = std::from_chars(label.data(), label.data() + times, count);
-    if (error == std::errc() && at == label.data() + times && n_expert != 0) {
-      return fmt::format("{}{}", n_expert, label.substr(times));
-    }
-    return {};
+  const size_t times = parse_times(label);
+  if (times != std::string::npos) {
+    return n_expert != 0 ? fmt::format("{}{}", n_expert, label.substr(times)) : std::string();
   }
   Label parsed;
   if (!parse_label(label, &parsed)) return {};

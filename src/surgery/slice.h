@@ -15,7 +15,8 @@ namespace penstock::surgery {
 
 // Cuts the tensors of `layers` (moe_layers() of the plan's source; check_keep_map() has passed) and
 // records in the metadata what was done:
-//   <arch>.expert_count             the one count; absent when layers differ
+//   <arch>.expert_count             the one count; when blocks differ, one per block, so that a
+//                                   program that knows one count for all refuses the file
 //   penstock.expert_counts          u32 per block, draft blocks included, when they differ
 //   penstock.keep_map_id            of this map
 //   penstock.prune.source_model_id, .source_name, .method, .rule

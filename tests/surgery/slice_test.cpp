@@ -86,9 +86,11 @@ TEST(Slice, CutsWhatHasAnExpertAxisAndNothingElse) {
     const uint64_t n_draft = options.draft ? 8 : 5;
     if (options.draft) {  // full width, and said so
       EXPECT_EQ(pruned.require("blk.8.ffn_down_exps.weight").ne[2], n_draft);
-      EXPECT_FALSE(pruned.metadata().has(pruned.arch_key("expert_count")));
-      EXPECT_EQ(pruned.metadata().get_u64_array("penstock.expert_counts"),
-                (std::vector<uint64_t>{5, 5, 5, 5, 5, 5, 5, 5, 8}));
+      for (const std::string& key :
+           {pruned.arch_key("expert_count"), std::string("penstock.expert_counts")}) {
+        EXPECT_EQ(pruned.metadata().get_u64_array(key),
+                  (std::vector<uint64_t>{5, 5, 5, 5, 5, 5, 5, 5, 8}));
+      }
     } else {
       EXPECT_EQ(pruned.metadata().get_u64(pruned.arch_key("expert_count")), 5u);
       EXPECT_FALSE(pruned.metadata().has("penstock.expert_counts"));
@@ -258,6 +260,15 @@ TEST(Slice, SizeLabels) {
       prune_to(source, map_for(source, {{0, 1, 2, 3}}), folder.path() + "/p.gguf"));
   // 4 layers x 4 experts x 3 x 2048 weights, and 64 per router row.
   EXPECT_EQ(pruned.metadata().get_string("general.size_label"), "198K-A0.2M");
+  // One count cannot be told of layers that differ.
+  options.set[".general.size_label"] = std::string("8x0.1M");
+  const auto times = gguf::Model::open(write_tiny(folder.path(), "qwen3moe", options, "x.gguf"));
+  const auto even = gguf::Model::open(
+      prune_to(times, map_for(times, {{0, 1, 2, 3}}), folder.path() + "/even.gguf"));
+  EXPECT_EQ(even.metadata().get_string("general.size_label"), "4x0.1M");
+  const auto uneven = gguf::Model::open(
+      prune_to(times, map_for(times, {{0, 1, 2, 3}, {4, 5, 6}}), folder.path() + "/uneven.gguf"));
+  EXPECT_FALSE(uneven.metadata().has("general.size_label"));
 }
 
 TEST(Slice, ImportanceFollowsTheExperts) {
