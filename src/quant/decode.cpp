@@ -52,6 +52,29 @@ void decode_nvfp4(const uint8_t* in, float* out, int64_t n) noexcept {
   }
 }
 
+// The values that the four codes of a byte stand for, in units of d.
+struct Q20Bytes {
+  float values[256][4];
+  constexpr Q20Bytes() : values() {
+    for (int byte = 0; byte < 256; ++byte) {
+      for (int k = 0; k < 4; ++k) {
+        values[byte][k] = static_cast<float>(((byte >> (2 * k)) & 3) - 1);
+      }
+    }
+  }
+};
+constexpr Q20Bytes kQ20Bytes;
+
+void decode_q2_0(const uint8_t* in, float* out, int64_t n) noexcept {
+  for (int64_t i = 0; i < n; i += 64, in += 18) {
+    const float d = half_to_float(load_u16(in));
+    for (int j = 0; j < 16; ++j, out += 4) {
+      const float* values = kQ20Bytes.values[in[2 + j]];
+      for (int k = 0; k < 4; ++k) out[k] = d * values[k];
+    }
+  }
+}
+
 }  // namespace
 
 bool can_decode(TypeId type) noexcept {
@@ -80,6 +103,9 @@ void decode_row(TypeId type, const void* in, float* out, int64_t n) noexcept {
       return;
     case TypeId::NVFP4:
       decode_nvfp4(bytes, out, n);
+      return;
+    case TypeId::Q2_0:
+      decode_q2_0(bytes, out, n);
       return;
     default:
       break;

@@ -149,10 +149,80 @@ inline Choice refine(const float* x, const float* w, float d) noexcept {
   return best;
 }
 
+// Per bin: sums of w |x| and of w, of positive and then of negative elements. Two rows more than
+// bins: one stays zero, and the whole is a number of 32-byte vectors.
+using Bins = float[kBins + 2][4];
+
+struct Best {  // of d > 0, where the positive side reaches code 2, and of d < 0
+  float xq[2] = {};
+  float qq[2] = {1, 1};
+};
+
+#if defined(__AVX2__)
+inline void clear(Bins& bins) noexcept {
+  float* p = &bins[0][0];
+  for (int i = 0; i < (kBins + 2) * 4; i += 8) _mm256_store_ps(p + i, _mm256_setzero_ps());
+}
+
+// Both sums of an element at once.
+inline void add_pair(float* sums, float wx, float w) noexcept {
+  auto* at = reinterpret_cast<__m64*>(sums);
+  const __m128 old = _mm_loadl_pi(_mm_setzero_ps(), at);
+  _mm_storel_pi(at, _mm_add_ps(old, _mm_unpacklo_ps(_mm_set_ss(wx), _mm_set_ss(w))));
+}
+
+// Lanes xq, qq of d > 0 and then of d < 0: the sums, products and comparisons of the other build.
+inline Best best_edge(const Bins& bins, int first_edge) noexcept {
+  const __m128 weights = _mm_setr_ps(1, 3, 1, 3);
+  __m128 best = _mm_setr_ps(0, 1, 0, 1);
+  __m128 best_square = _mm_setzero_ps();
+  for (int j = first_edge; j <= kLastEdge; ++j) {
+    const __m128 one = _mm_load_ps(bins[j]);
+    const __m128 two = _mm_load_ps(bins[3 * j < kBins ? 3 * j : kBins]);
+    const __m128 v =
+        _mm_add_ps(_mm_add_ps(one, _mm_shuffle_ps(one, one, 0x4e)), _mm_mul_ps(weights, two));
+    const __m128 xq = _mm_shuffle_ps(v, v, 0xa0);
+    const __m128 square = _mm_mul_ps(xq, xq);
+    const __m128 better = _mm_cmpgt_ps(_mm_mul_ps(square, _mm_shuffle_ps(best, best, 0xf5)),
+                                       _mm_mul_ps(best_square, _mm_shuffle_ps(v, v, 0xf5)));
+    best = _mm_blendv_ps(best, v, better);
+    best_square = _mm_blendv_ps(best_square, square, better);
+  }
+  alignas(16) float out[4];
+  _mm_store_ps(out, best);
+  return {{out[0], out[2]}, {out[1], out[3]}};
+}
+#else
+inline void clear(Bins& bins) noexcept {
+  std::memset(bins, 0, sizeof(bins));
+}
+
+inline void add_pair(float* sums, float wx, float w) noexcept {
+  sums[0] += wx;
+  sums[1] += w;
+}
+
+inline Best best_edge(const Bins& bins, int first_edge) noexcept {
+  Best best;
+  for (int j = first_edge; j <= kLastEdge; ++j) {
+    const float* one = bins[j];
+    const float* two = bins[3 * j < kBins ? 3 * j : kBins];
+    for (int side = 0; side < 2; ++side) {
+      const float xq = one[0] + one[2] + two[2 * side];
+      const float qq = one[1] + one[3] + 3 * two[2 * side + 1];
+      const bool better = xq * xq * best.qq[side] > best.xq[side] * best.xq[side] * qq;
+      best.xq[side] = better ? xq : best.xq[side];
+      best.qq[side] = better ? qq : best.qq[side];
+    }
+  }
+  return best;
+}
+#endif
+
 inline float best_scale(const float* x, const float* w, float max, int first_edge,
                         bool positive_only) noexcept {
-  // Per bin: sums of w |x| and of w, of positive and then of negative elements.
-  alignas(32) float bins[kBins + 1][4] = {};
+  alignas(32) Bins bins;
+  clear(bins);
   float wx[kBlock];
   int32_t at[kBlock];
   const float to_bin = kBins / max;
@@ -162,35 +232,19 @@ inline float best_scale(const float* x, const float* w, float max, int first_edg
     const int32_t bin = static_cast<int32_t>(magnitude * to_bin);
     at[i] = (bin < kBins ? bin : kBins - 1) * 4 + (x[i] < 0 ? 2 : 0);
   }
-  for (int i = 0; i < kBlock; ++i) {
-    float* sums = &bins[0][0] + at[i];
-    sums[0] += wx[i];
-    sums[1] += w[i];
-  }
+  for (int i = 0; i < kBlock; ++i) add_pair(&bins[0][0] + at[i], wx[i], w[i]);
   for (int j = kBins - 2; j >= first_edge; --j) {
     for (int k = 0; k < 4; ++k) bins[j][k] += bins[j + 1][k];
   }
-  // d > 0: the positive side reaches code 2; d < 0: the negative side.
-  float best_xq[2] = {}, best_qq[2] = {1, 1};
-  for (int j = first_edge; j <= kLastEdge; ++j) {
-    const float* one = bins[j];
-    const float* two = bins[3 * j < kBins ? 3 * j : kBins];
-    for (int side = 0; side < 2; ++side) {
-      const float xq = one[0] + one[2] + two[2 * side];
-      const float qq = one[1] + one[3] + 3 * two[2 * side + 1];
-      const bool better = xq * xq * best_qq[side] > best_xq[side] * best_xq[side] * qq;
-      best_xq[side] = better ? xq : best_xq[side];
-      best_qq[side] = better ? qq : best_qq[side];
-    }
-  }
-  const float positive_gain = best_xq[0] * best_xq[0] / best_qq[0];
-  const float negative_gain = best_xq[1] * best_xq[1] / best_qq[1];
+  const Best best = best_edge(bins, first_edge);
+  const float positive_gain = best.xq[0] * best.xq[0] / best.qq[0];
+  const float negative_gain = best.xq[1] * best.xq[1] / best.qq[1];
   // Refinement gains far less than 1 % of the explained sum of squares: a side that far behind is
   // out.
   Choice positive, negative;
-  if (positive_only) return refine(x, w, best_xq[0] / best_qq[0]).d;
-  if (positive_gain >= 0.99f * negative_gain) positive = refine(x, w, best_xq[0] / best_qq[0]);
-  if (negative_gain >= 0.99f * positive_gain) negative = refine(x, w, -(best_xq[1] / best_qq[1]));
+  if (positive_only) return refine(x, w, best.xq[0] / best.qq[0]).d;
+  if (positive_gain >= 0.99f * negative_gain) positive = refine(x, w, best.xq[0] / best.qq[0]);
+  if (negative_gain >= 0.99f * positive_gain) negative = refine(x, w, -(best.xq[1] / best.qq[1]));
   if (negative.error != positive.error) {
     return negative.error < positive.error ? negative.d : positive.d;
   }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "quant/codec.h"
+#include "quant/encode_positive.h"
 #include "quant/matmul.h"
 #include "quant_fixture.h"
 
@@ -60,7 +61,7 @@ double relative_rmse(TypeId type, const std::vector<float>& x) {
 
 // The exact search of spec/gguf-quants.md §10.2: every change of codes as d falls, both signs, each
 // d = Sxq / Sqq as fp16 and its two neighbours with freshly chosen codes.
-double optimal_q2_0_error(const float* x, const float* w) {
+double optimal_q2_0_error(const float* x, const float* w, bool positive_only = false) {
   const auto error_of = [&](float d) {
     double sum = 0;
     for (int i = 0; i < 64; ++i) {
@@ -72,6 +73,7 @@ double optimal_q2_0_error(const float* x, const float* w) {
   };
   double best = error_of(0);
   for (const float sign : {1.0f, -1.0f}) {
+    if (positive_only && sign < 0) continue;
     std::vector<double> breaks;
     for (int i = 0; i < 64; ++i) {
       breaks.push_back(2 * std::abs(double{x[i]}));
@@ -125,6 +127,42 @@ TEST(EncodeQ2_0, ReachesTheExactSearch) {
       EXPECT_GE(ours, optimal * 0.99999);
     }
   }
+}
+
+// Without negative scales: the optimum of those that are left, and no block has one.
+TEST(EncodeQ2_0, PositiveScalesReachTheirExactSearch) {
+  Rng rng(18);
+  for (const bool weighted : {false, true}) {
+    double optimal = 0, ours = 0, squares = 0;
+    for (int block = 0; block < kBlocks; ++block) {
+      const std::vector<float> x = draw(rng, Shape::Gaussian, 64);
+      std::vector<float> w(64, 1);
+      if (weighted) {
+        std::gamma_distribution<float> gamma(0.5f);
+        for (float& v : w) v = gamma(rng);
+      }
+      const float* importance = weighted ? w.data() : nullptr;
+      std::vector<uint8_t> bytes(18);
+      encode_q2_0_positive(x.data(), bytes.data(), 64, importance);
+      EXPECT_EQ(bytes[1] & 0x80, 0);
+      std::vector<float> y(64);
+      decode_row(TypeId::Q2_0, bytes.data(), y.data(), 64);
+      optimal += optimal_q2_0_error(x.data(), importance, true);
+      ours += squared_error(x, y, importance);
+      squares += squared_error(x, std::vector<float>(64), importance);
+    }
+    EXPECT_LE(ours, optimal * 1.005) << weighted;
+    EXPECT_GE(ours, optimal * 0.99999) << weighted;
+    if (weighted) continue;
+    EXPECT_NEAR(ours / squares, 0.142, 0.142 * 0.05);  // spec/gguf-quants.md §10.2
+  }
+  // A block with nothing above zero still gets what a positive scale can give it.
+  const std::vector<float> negative(64, -0.5f);
+  std::vector<uint8_t> bytes(18);
+  encode_q2_0_positive(negative.data(), bytes.data(), 64, nullptr);
+  std::vector<float> y(64);
+  decode_row(TypeId::Q2_0, bytes.data(), y.data(), 64);
+  EXPECT_EQ(y, negative);
 }
 
 TEST(EncodeQ2_0, RelativeErrorsOfKnownDistributions) {
@@ -189,6 +227,13 @@ TEST(EncodeQ2_0, SameBytesInEveryIsa) {
       for (const Isa isa : {Isa::Avx2, Isa::Neon, Isa::NeonDot}) {
         if (!set_isa(isa)) continue;
         encode_row(TypeId::Q2_0, x.data(), out.data(), static_cast<int64_t>(x.size()), p);
+        EXPECT_EQ(out, expected) << isa_name(isa);
+      }
+      ASSERT_TRUE(set_isa(Isa::Scalar));
+      encode_q2_0_positive(x.data(), expected.data(), static_cast<int64_t>(x.size()), p);
+      for (const Isa isa : {Isa::Avx2, Isa::Neon, Isa::NeonDot}) {
+        if (!set_isa(isa)) continue;
+        encode_q2_0_positive(x.data(), out.data(), static_cast<int64_t>(x.size()), p);
         EXPECT_EQ(out, expected) << isa_name(isa);
       }
     }
