@@ -19,6 +19,7 @@
 #include "engine/calibrate_machine.h"
 #include "experts/plan_advice.h"
 #include "experts/stream_setup.h"
+#include "measure/sim.h"
 
 namespace penstock::cli {
 namespace {
@@ -27,6 +28,7 @@ struct Flags {
   RuntimeFlags runtime;
   std::string machine_file;
   std::optional<double> hit_rate;  // per cent
+  std::string trace;
   bool calibrate = false;
   bool json = false;
 };
@@ -56,10 +58,47 @@ std::string reader_text(const engine::OpenedModel& opened) {
   return report.describe();
 }
 
+// What a routing trace of this model would have found in the plan's arena.
+double traced_rate(const std::string& path, const engine::OpenedModel& opened,
+                   const experts::ArenaShape& shape) {
+  const measure::TraceModel trace = measure::read_trace_model(path);
+  const auto settings = nlohmann::json::parse(trace.settings);
+  const experts::Geometry& geometry = opened.source.geometry;
+  bool same =
+      settings.value("model_id", hex(opened.file->model_id())) == hex(opened.file->model_id()) &&
+      trace.geometry.layers.size() == geometry.layers.size();
+  for (size_t l = 0; same && l < geometry.layers.size(); ++l) {
+    same = trace.geometry.layers[l].n_expert == geometry.layers[l].n_expert &&
+           trace.geometry.layers[l].n_used == geometry.layers[l].n_used;
+  }
+  if (!same) {
+    fail(ErrorKind::Usage, "{} was recorded with another model than {}", path,
+         opened.options.model_path);
+  }
+  const experts::StreamOptions& stream = opened.options.stream;
+  measure::SimSetting setting;
+  setting.policy = measure::parse_policy(experts::evict_name(stream.evict));
+  setting.hot_share = stream.hot_share;
+  setting.half_life = stream.half_life;
+  setting.moce = stream.moce;
+  if (stream.moce.on() && !trace.logits) {
+    fail(ErrorKind::Usage, "{} has no logits to route with --moce: record it with --trace-logits",
+         path);
+  }
+  std::vector<float> shares;
+  if (opened.profile) shares = opened.profile->shares();
+  setting.warm = !shares.empty() && stream.fill == experts::Fill::Warm;
+  return measure::replayed_hit_rate(trace, shape, setting, shares);
+}
+
 std::vector<engine::HitRate> given_rates(const Flags& flags, const engine::OpenedModel& opened,
                                          const PlanReport& report) {
   std::vector<engine::HitRate> rates;
   if (flags.hit_rate) rates.push_back({*flags.hit_rate / 100, "--hit-rate"});
+  if (!flags.trace.empty() && report.plan.outcome.fits()) {
+    rates.push_back({traced_rate(flags.trace, opened, report.plan.outcome.plan.shape),
+                     fmt::format("{} replayed, without read-ahead", flags.trace)});
+  }
   if (!opened.profile) return rates;
   rates.push_back({experts::static_hit_rate(report.figures.layers, opened.profile->shares(),
                                             report.plan.outcome.plan.shape),
@@ -145,6 +184,10 @@ void add_plan(CLI::App& app, Action* action) {
       ->add_option("--hit-rate", flags->hit_rate,
                    "per cent of expert uses found in memory, as a run's summary says it")
       ->check(CLI::Range(0.0, 100.0))
+      ->group("Speed");
+  command
+      ->add_option("--trace", flags->trace,
+                   "a routing trace of this model: replayed for the hit rate to expect")
       ->group("Speed");
   command->add_flag("--json", flags->json, "a JSON object instead of text (docs/plan.md)");
   command->callback([flags, action] { *action = [flags] { return run_plan(*flags); }; });

@@ -114,6 +114,7 @@ void Residency::start(int32_t id, int layer, int expert, ReadReason reason) {
   s.state = SlotState::Reading;
   s.reason = reason;
   s.unused_spec = reason == ReadReason::Spec;
+  s.key = static_cast<uint32_t>(key(layer, expert));
   unused_spec_ += s.unused_spec ? 1 : 0;
   ++s.gen;
 }
@@ -281,6 +282,20 @@ void Residency::unpin(int32_t id, uint64_t used_at) {
   if (--s.pin == 0 && !is_transit(id)) heap_insert(id);
 }
 
+void Residency::use(int32_t id, uint64_t used_at) noexcept {
+  Slot& s = slots_[static_cast<size_t>(id)];
+  frequency_[s.key] += 1.0f;
+  total_ += 1.0f;
+  s.last_use = used_at;
+  // Used more and later: every policy evicts it later than before.
+  victims_[heap_of(id)].later(id, heap_at_, [this](int32_t a, int32_t b) { return before(a, b); });
+}
+
+void Residency::complete_used(int32_t id, uint64_t used_at) {
+  slots_[static_cast<size_t>(id)].last_use = used_at;
+  complete(id, true);
+}
+
 void Residency::count_use(int layer, int expert) noexcept {
   frequency_[key(layer, expert)] += 1.0f;
   total_ += 1.0f;
@@ -381,8 +396,8 @@ int32_t Residency::victim_in(uint32_t c, bool hot) const noexcept {
   return best;
 }
 
-float Residency::score(const Slot& slot) const noexcept {
-  const size_t k = key(slot.layer, slot.expert);
+inline float Residency::score(const Slot& slot) const noexcept {
+  const size_t k = slot.key;
   if (evict_ != Evict::Profile || prior_.empty()) return frequency_[k];
   return counted_weight_ * frequency_[k] + prior_weight_ * prior_[k];
 }
@@ -401,7 +416,7 @@ bool Residency::before(int32_t a, int32_t b) const noexcept {
 size_t Residency::heap_of(int32_t id) const noexcept {
   const Slot& s = slot(id);
   const size_t group = evict_ == Evict::Cycle ? static_cast<size_t>(s.layer) : class_of(id);
-  return group + (hot_[key(s.layer, s.expert)] != 0 ? victims_.size() / 2 : 0);
+  return group + (hot_[s.key] != 0 ? victims_.size() / 2 : 0);
 }
 
 void Residency::heap_insert(int32_t id) {

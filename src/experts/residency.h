@@ -28,6 +28,7 @@ struct Slot {
   SlotState state = SlotState::Empty;
   ReadReason reason = ReadReason::Demand;
   bool unused_spec = false;  // read ahead and not used yet
+  uint32_t key = 0;          // of layer and expert, for the tables by expert
 };
 
 inline constexpr int32_t kNoSlot = -1;
@@ -66,6 +67,11 @@ class Residency {
   // it.
   void pin(int32_t id);
   void unpin(int32_t id, uint64_t used_at);
+
+  // The same, at less cost, where nothing is evicted in between. use(): pin(), count_use() and
+  // unpin() of a READY slot that nothing pins; complete_used(): complete(), pin() and unpin().
+  void use(int32_t id, uint64_t used_at) noexcept;
+  void complete_used(int32_t id, uint64_t used_at);
 
   // The first use of a record read ahead: true once for it.
   bool take_unused(int32_t id) noexcept;

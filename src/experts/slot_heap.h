@@ -40,6 +40,12 @@ class SlotHeap {
     sift_down(places[static_cast<size_t>(last)], places, before);
   }
 
+  // id, which the heap holds, has come to be evicted later than it was.
+  template <typename Before>
+  void later(int32_t id, std::vector<uint32_t>& places, const Before& before) noexcept {
+    sift_down(places[static_cast<size_t>(id)], places, before);
+  }
+
   // The order has changed under the heap.
   template <typename Before>
   void reorder(std::vector<uint32_t>& places, const Before& before) noexcept {

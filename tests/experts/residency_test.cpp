@@ -312,6 +312,39 @@ TEST(Residency, RetiredSlotsAreGone) {
   EXPECT_THROW(r.retire(0, 3), Error);
 }
 
+// The short ways leave the same order of victims as the long ones.
+TEST(Residency, UseAndCompleteUsedAreWhatTheyStandFor) {
+  for (const Evict evict : {Evict::Lfu, Evict::Lru, Evict::Profile, Evict::Cycle}) {
+    Fixture a(evict), b(evict);
+    std::mt19937 random(7);
+    for (uint64_t now = 1; now < 400; ++now) {
+      const int layer = static_cast<int>(random() % 3);
+      const int expert = static_cast<int>(random() % 8);
+      for (Fixture* f : {&a, &b}) f->residency->set_position(layer);
+      const int32_t slot = a.residency->find(layer, expert);
+      ASSERT_EQ(slot, b.residency->find(layer, expert));
+      if (slot != kNoSlot) {
+        a.residency->pin(slot);
+        a.residency->count_use(layer, expert);
+        a.residency->unpin(slot, now);
+        b.residency->use(slot, now);
+      } else {
+        const int32_t id = a.residency->acquire(layer, expert, ReadReason::Demand, true);
+        ASSERT_EQ(id, b.residency->acquire(layer, expert, ReadReason::Demand, true));
+        for (Fixture* f : {&a, &b}) f->residency->count_use(layer, expert);
+        a.residency->complete(id, true);
+        a.residency->pin(id);
+        a.residency->unpin(id, now);
+        b.residency->complete_used(id, now);
+      }
+      if (now % 50 == 0) {
+        for (Fixture* f : {&a, &b}) f->residency->halve_frequencies();
+      }
+      ASSERT_EQ(a.residency->victim(0), b.residency->victim(0)) << evict_name(evict) << now;
+    }
+  }
+}
+
 TEST(Residency, AnEpochSeesWhatStayed) {
   Fixture f(Evict::Lfu, 2);
   Residency& r = *f.residency;
