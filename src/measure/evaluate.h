@@ -21,7 +21,7 @@ enum class EvalMode {
 struct EvalOptions {
   EvalMode mode = EvalMode::Batch;
   uint32_t shard = 0, n_shards = 1;
-  std::string base_out;            // base logits go there; empty: nowhere
+  std::string base_out = {};       // base logits go there; empty: nowhere
   bool base_logits_exact = false;  // as 32-bit logits instead of 16-bit log-probabilities
   BaseReader* base = nullptr;      // to compare with; null: none
 };

@@ -58,10 +58,10 @@ class Collector final : public models::ComputeObserver {
 struct CalibrateOptions {
   bool importance = false;
   uint32_t shard = 0, n_shards = 1;
-  std::optional<double> until_stable;  // share of experts to keep: stop when both halves agree
+  std::optional<double> until_stable = {};  // share of experts to keep: stop when both halves agree
   double agreement = 0.95;
-  std::string checkpoint;  // written now and then, and read at the start; empty: none
-  bool restart = false;    // a checkpoint that is there is not read
+  std::string checkpoint = {};  // written now and then, and read at the start; empty: none
+  bool restart = false;         // a checkpoint that is there is not read
 };
 
 struct CalibrateProgress {
