@@ -70,6 +70,7 @@ struct Writer::Output {
   std::string path;
   std::unique_ptr<AtomicFile> file;
   std::vector<Declared*> tensors;
+  std::string header;  // written last, so that an unfinished file is no GGUF
   uint64_t header_bytes = 0;
   uint64_t data_start = 0;
   uint64_t data_bytes = 0;
@@ -268,7 +269,7 @@ void Writer::begin() {
     remove_abandoned(output.path);
     output.file = std::make_unique<AtomicFile>(output.path);
     reserve(output.file->fd(), output.path, output.file_bytes());
-    output.file->write_at(0, std::as_bytes(std::span(header)));
+    output.header = std::move(header);
   }
 }
 
@@ -327,6 +328,9 @@ void Writer::finish() {
     }
   }
   finished_ = true;
+  for (const auto& output : outputs_) {
+    output->file->write_at(0, std::as_bytes(std::span(output->header)));
+  }
   for (size_t i = outputs_.size(); i-- > 0;) outputs_[i]->file->commit();
 }
 

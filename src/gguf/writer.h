@@ -55,7 +55,7 @@ class Writer {
   // shards.
   void add_absent_tensor(std::string_view name, TypeId type, std::span<const uint64_t> dims);
 
-  // Fixes the layout, creates the files, reserves their space and writes the headers.
+  // Fixes the layout, creates the files and reserves their space. Headers are written by finish().
   void begin();
 
   // Appends to the tensors in order of declaration; a piece may not cross from one tensor into the

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 
+#include "base/error.h"
 #include "e2e/program.h"
 #include "gguf/model.h"
 #include "surgery/calibration.h"
@@ -221,6 +222,10 @@ TEST_F(SurgeryProgram, KilledItLeavesNoFileThatOpens) {
     ++n_interrupted;
     EXPECT_FALSE(fs::exists(path("out.gguf")));
     EXPECT_EQ(partials(), 1u);
+    for (const auto& entry : fs::directory_iterator(folder_.path())) {
+      if (!entry.path().filename().string().ends_with(".partial")) continue;
+      EXPECT_THROW(gguf::Model::open(entry.path().string()), Error);
+    }
   }
   EXPECT_GT(n_interrupted, 0u);
   fs::remove(path("out.gguf"));
