@@ -18,6 +18,7 @@ void add_inspect(CLI::App& app, Action* action);
 void add_synth(CLI::App& app, Action* action);
 void add_calibrate(CLI::App& app, Action* action);
 void add_eval(CLI::App& app, Action* action);
+void add_recipe(CLI::App& app, Action* action);
 void add_stats(CLI::App& app, Action* action);
 void add_prune(CLI::App& app, Action* action);
 void add_requantise(CLI::App& app, Action* action);

@@ -64,6 +64,7 @@ int main(int argc, char** argv) {
   cli::add_calibrate(app, &action);
   cli::add_stats(app, &action);
   cli::add_eval(app, &action);
+  cli::add_recipe(app, &action);
   cli::add_prune(app, &action);
   cli::add_requantise(app, &action);
   cli::add_pack(app, &action);

@@ -1,0 +1,88 @@
+// A recipe: how a model is pruned, requantised, packed and judged, in one file that anyone can run
+// again (docs/recipes.md). This is its reading, and the commands it comes down to; `penstock
+// recipe` runs them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock::measure {
+
+// Cache-aware routing of an arm, in runs and when it is judged.
+struct RecipeRouting {
+  enum class Kind { Exact, Bonus, Prior };
+  Kind kind = Kind::Exact;
+  double value = 0;  // bonus or lambda
+  std::string name() const;
+};
+
+struct RecipeArm {
+  std::string name;
+  std::string from;  // another arm's model; empty: the source
+  std::string method;
+  std::string keep;  // as `prune --keep` takes it; empty: not pruned
+  bool per_layer = false, protect_outliers = false;
+  uint64_t seed = 1;
+  std::string experts, dense, embedding, head;  // types; empty: as they are
+  std::vector<std::string> keep_type;           // PATTERN=TYPE
+  bool importance = false;
+  bool pack = false;
+  std::vector<RecipeRouting> routings;
+
+  bool pruned() const noexcept { return !keep.empty(); }
+  bool requantised() const noexcept {
+    return !(experts.empty() && dense.empty() && embedding.empty() && head.empty() &&
+             keep_type.empty());
+  }
+};
+
+struct Recipe {
+  std::string model;
+  std::vector<std::string> calibration_text;
+  int64_t calibration_window = 512;
+  std::vector<std::string> text;
+  int64_t window = 512;
+  std::string tasks;
+  int64_t max_tokens = 128;
+  std::string prompt;  // a file; empty: no speed is measured
+  int64_t speed_tokens = 128;
+  int speed_runs = 5;
+  double arena = 0.25;  // share of an arm's experts that has slots, in runs and step mode
+  std::vector<RecipeArm> arms;
+};
+
+// Throws Error(Io); Error(Format) naming the field and its line for what is no recipe: unknown
+// fields, wrong types, an arm without a name or twice, `from` an arm that comes later.
+Recipe read_recipe(const std::string& path);
+
+// One command, and what it makes.
+struct RecipeStep {
+  std::string name;                  // of the step, and of its record
+  std::vector<std::string> command;  // arguments of `penstock`
+  std::vector<std::string> inputs;   // files that decide its result
+  std::vector<std::string> outputs;  // files it writes beside its standard output
+  bool json = false;                 // its standard output is JSON and kept
+};
+
+// Of the source: MoE layers, and routed experts of all of them together.
+struct ExpertCounts {
+  uint64_t layers = 0, experts = 0;
+};
+
+// The commands in order; everything they make goes into `folder`.
+std::vector<RecipeStep> recipe_steps(const Recipe& recipe, const std::string& folder,
+                                     const ExpertCounts& counts);
+
+// A finished recipe as rows: an arm with one routing each, from the JSON of its steps (by step
+// name) and the sizes of the files.
+nlohmann::ordered_json recipe_rows(const Recipe& recipe,
+                                   const std::map<std::string, nlohmann::json>& results,
+                                   const std::map<std::string, uint64_t>& bytes);
+// The rows as a Markdown table.
+std::string recipe_table(const nlohmann::ordered_json& rows);
+
+}  // namespace penstock::measure

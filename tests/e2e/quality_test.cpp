@@ -1,0 +1,150 @@
+// calibrate, eval and recipe as a user meets them, on the sample model.
+#include <nlohmann/json.hpp>
+
+#include "e2e/program.h"
+
+namespace penstock::testing {
+namespace {
+
+class Quality : public Program {
+ protected:
+  const std::string model_ = std::string(PENSTOCK_SOURCE_DIR) + "/models/sample-qwen4exp-q8_0.gguf";
+  const std::string text_ = std::string(PENSTOCK_SOURCE_DIR) + "/models/eval/scripture.txt";
+
+  std::string excerpt(const char* name, size_t first, size_t bytes) const {
+    return write(name, read_all(text_).substr(first, bytes));
+  }
+  std::vector<std::string> with_store(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.end(), {"--quality-dir", path("quality")});
+    return arguments;
+  }
+};
+
+TEST_F(Quality, ShardsOfACalibrationGiveTheWhole) {
+  const std::string text = excerpt("text.txt", 0, 6000);
+  const std::vector<std::string> base = {"calibrate", model_, "--text", text, "--window", "128"};
+  const auto calibrate = [&](const std::string& out, std::vector<std::string> more) {
+    std::vector<std::string> arguments = base;
+    arguments.insert(arguments.end(), {"-o", path(out)});
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+  };
+  calibrate("whole", {"--imatrix-out", path("im-whole"), "--profile-out", path("profile.json")});
+  calibrate("p0", {"--importance", "--shard", "0/2", "--arena-slots", "80"});
+  calibrate("p1", {"--importance", "--shard", "1/2", "--prompt-chunk", "256"});
+  EXPECT_EQ(run({"stats", "merge", path("p1"), path("p0"), "-o", path("merged"), "--imatrix-out",
+                 path("im-merged")})
+                .code,
+            0);
+  EXPECT_EQ(read_all(path("im-whole")), read_all(path("im-merged")));
+  const auto json = [&](const std::string& name) {
+    auto all = nlohmann::json::parse(run({"stats", "info", path(name), "--json"}).out);
+    all.erase("shards");
+    return all;
+  };
+  EXPECT_EQ(json("whole"), json("merged"));
+  EXPECT_EQ(
+      run({"run", "-m", model_, "--profile", path("profile.json"), "-p", "And", "-n", "2"}).code,
+      0);
+
+  // Of another model; without text; a window that does not fit.
+  EXPECT_EQ(run({"stats", "merge", path("p0"), path("p0"), "-o", path("x")}).code, 2);
+  EXPECT_EQ(run({"stats", "info", model_}).code, 6);
+  std::vector<std::string> wrong = base;
+  wrong.insert(wrong.end(), {"-o", path("x"), "--shard", "2/2"});
+  EXPECT_EQ(run(wrong).code, 2);
+  const Outcome empty =
+      run({"calibrate", model_, "--text", write("empty.txt", ""), "-o", path("x")});
+  EXPECT_EQ(empty.code, 2);
+  EXPECT_NE(empty.err.find("no text"), std::string::npos) << empty.err;
+}
+
+TEST_F(Quality, KldSaysWhatTheModelLost) {
+  const std::string text = excerpt("text.txt", 8000, 9000);
+  const Outcome first = run(with_store({"eval", "perplexity", model_, "--text", text, "--window",
+                                        "128", "--base-out", path("base"), "--json"}));
+  ASSERT_EQ(first.code, 0) << first.err;
+  const auto perplexity = nlohmann::json::parse(first.out);
+  EXPECT_EQ(perplexity["kind"], "perplexity");
+
+  ASSERT_EQ(run({"requantise", model_, "-o", path("q2.gguf"), "--experts", "Q2_0"}).code, 0);
+  const Outcome second =
+      run(with_store({"eval", "kld", path("q2.gguf"), "--base", path("base"), "--json"}));
+  ASSERT_EQ(second.code, 0) << second.err;
+  const auto kld = nlohmann::json::parse(second.out);
+  EXPECT_DOUBLE_EQ(kld["ppl_base"].get<double>(), kld["ppl_base"].get<double>());
+  EXPECT_NEAR(kld["ppl_base"].get<double>(), perplexity["ppl"].get<double>(),
+              1e-3 * perplexity["ppl"].get<double>());
+  EXPECT_GT(kld["mean_kld"].get<double>(), 0.01);
+  EXPECT_LT(kld["same_top"].get<double>(), 1.0);
+
+  // The base as a model: the same figures.
+  const Outcome third = run(with_store({"eval", "kld", path("q2.gguf"), "--base", model_, "--text",
+                                        text, "--window", "128", "--json"}));
+  ASSERT_EQ(third.code, 0) << third.err;
+  EXPECT_EQ(nlohmann::json::parse(third.out)["mean_kld"], kld["mean_kld"]);
+
+  // `run` finds what was measured, and says so when nothing was.
+  setenv("XDG_DATA_HOME", path("data").c_str(), 1);
+  const std::vector<std::string> go = {"run", "-m", path("q2.gguf"), "-p", "And", "-n", "2"};
+  EXPECT_NE(run(go).err.find("quality: unmeasured"), std::string::npos);
+  ASSERT_EQ(run({"eval", "kld", path("q2.gguf"), "--base", path("base")}).code, 0);
+  const Outcome known = run(go);
+  EXPECT_NE(known.err.find("mean KLD"), std::string::npos) << known.err;
+  unsetenv("XDG_DATA_HOME");
+
+  // Too little text, another text than the base's, no base at all.
+  EXPECT_EQ(run(with_store({"eval", "perplexity", model_, "--text", excerpt("s.txt", 0, 2000),
+                            "--window", "128"}))
+                .code,
+            2);
+  EXPECT_EQ(run(with_store({"eval", "kld", model_, "--base", path("base"), "--text",
+                            excerpt("o.txt", 0, 9000), "--window", "128"}))
+                .code,
+            2);
+  EXPECT_EQ(run({"eval", "kld", model_, "--base", text, "--text", text}).code, 6);
+}
+
+TEST_F(Quality, TasksAreJudged) {
+  std::string tasks = read_all(std::string(PENSTOCK_SOURCE_DIR) + "/models/eval/tasks.jsonl");
+  size_t end = 0;
+  for (int line = 0; line < 6; ++line) end = tasks.find('\n', end) + 1;
+  const std::string file = write("tasks.jsonl", tasks.substr(0, end));
+  const Outcome outcome = run(with_store(
+      {"eval", "tasks", model_, "--tasks", file, "--max-tokens", "32", "--json", "--answers"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["n"], 6);
+  EXPECT_EQ(json["answers"].size(), 6u);
+  EXPECT_EQ(run(with_store({"eval", "tasks", model_, "--tasks", write("no.jsonl", "{}\n")})).code,
+            6);
+}
+
+TEST_F(Quality, RecipesRunOnceAndGoOn) {
+  const std::string recipe = write(
+      "r.toml", "[source]\nmodel = \"" + model_ + "\"\n[calibrate]\ntext = \"" +
+                    excerpt("c.txt", 0, 4000) + "\"\nwindow = 128\n[evaluate]\ntext = \"" +
+                    excerpt("e.txt", 8000, 9000) +
+                    "\"\nwindow = 128\n[[arm]]\nname = \"half\"\nkeep = 0.5\nexperts = \"Q4_0\"\n");
+  const Outcome dry = run({"recipe", recipe, "--dry-run"});
+  EXPECT_EQ(dry.code, 0);
+  EXPECT_NE(dry.out.find("penstock prune"), std::string::npos);
+  setenv("XDG_DATA_HOME", path("data").c_str(), 1);
+  const Outcome first = run({"recipe", recipe});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_NE(first.out.find("| half | exact |"), std::string::npos) << first.out;
+  const Outcome again = run({"recipe", recipe});
+  EXPECT_EQ(again.out, first.out);
+  EXPECT_EQ(again.err.find("step 1 of"), std::string::npos) << again.err;
+  // What is gone is made again, and only what depends on what has changed.
+  std::remove(path("r.work/half.gguf").c_str());
+  const Outcome mended = run({"recipe", recipe});
+  EXPECT_EQ(mended.out, first.out);
+  EXPECT_NE(mended.err.find("prune"), std::string::npos);
+  EXPECT_EQ(mended.err.find("calibrate"), std::string::npos) << mended.err;
+  unsetenv("XDG_DATA_HOME");
+}
+
+}  // namespace
+}  // namespace penstock::testing
