@@ -281,7 +281,7 @@ void print_changes(const RewritePlan& plan, const std::vector<surgery::Fallback>
                gguf::type_name(change.from), surgery::bits_per_weight(change.from),
                gguf::type_name(change.to), surgery::bits_per_weight(change.to));
   }
-  fmt::print("{:<16} {:>5} tensors as they are\n", "copied", copied);
+  fmt::print("{:<16} {:>5} tensors keep their type\n", "copied", copied);
   if (encoded > 0) fmt::print("rule: {}\n", surgery::kept_rule());
   for (const surgery::Fallback& f : fallbacks) {
     fmt::print("rows of {} hold no whole blocks of {}: {} tensors get {}\n", f.row,

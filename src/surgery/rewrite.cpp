@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/machine.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
@@ -28,6 +29,7 @@ using gguf::Tensor;
 constexpr uint64_t kCopyBytes = uint64_t{2} << 20;      // of a piece that is copied
 constexpr uint64_t kEncodeWeights = uint64_t{1} << 19;  // of a piece that is encoded: 2 MiB of F32
 constexpr int64_t kPiecesPerThread = 16;                // between two looks at the clock
+constexpr size_t kSampleEvery = 100;                    // pieces: one is read back when all is done
 
 // What one task does: a run of rows (encoded) or bytes (copied) of one tensor.
 struct Piece {
@@ -118,7 +120,7 @@ class PieceList {
   uint64_t bytes_ = 0;
 };
 
-// The source's files, read beside their mappings: what has been read leaves the page cache.
+// A model's files, read beside their mappings: what has been read can leave the page cache.
 class SourceFiles {
  public:
   explicit SourceFiles(const gguf::Model& model) {
@@ -250,7 +252,9 @@ class Rewriter {
  private:
   void begin();
   void run_batch(size_t first, size_t n);
-  void run_piece(const Piece& piece, Workspace* space, ErrorSums* sums);
+  // Returns what was written.
+  std::span<const std::byte> run_piece(const Piece& piece, Workspace* space, ErrorSums* sums);
+  void read_back(const std::string& written) const;
   std::span<const float> importance_of(const Piece& piece, Workspace* space) const;
   [[noreturn]] void bad_value(const Piece& piece, const BadValue& bad) const;
   void advise(size_t first, size_t n, int advice) const noexcept;
@@ -262,7 +266,8 @@ class Rewriter {
   SourceFiles files_;
   gguf::Writer writer_;
   std::vector<Workspace> workspaces_;
-  std::vector<ErrorSums> sums_;  // of the batch's pieces
+  std::vector<ErrorSums> sums_;    // of the batch's pieces
+  std::vector<uint64_t> samples_;  // XXH64 of every kSampleEvery-th piece as it was written
 };
 
 std::span<const float> Rewriter::importance_of(const Piece& piece, Workspace* space) const {
@@ -301,13 +306,14 @@ void Rewriter::bad_value(const Piece& piece, const BadValue& bad) const {
        gguf::type_name(tensor.type));
 }
 
-void Rewriter::run_piece(const Piece& piece, Workspace* space, ErrorSums* sums) {
+std::span<const std::byte> Rewriter::run_piece(const Piece& piece, Workspace* space,
+                                               ErrorSums* sums) {
   const OutputTensor& tensor = plan_.tensors[piece.tensor];
   space->in.resize(piece.bytes);
   files_.read(*tensor.source, piece.from, space->in);
   if (piece.n_rows == 0) {
     writer_.write_at(piece.tensor, piece.to, space->in);
-    return;
+    return space->in;
   }
   const uint64_t row = tensor.source->ne[0];
   if (space->encoder_tensor != piece.tensor) {
@@ -321,6 +327,7 @@ void Rewriter::run_piece(const Piece& piece, Workspace* space, ErrorSums* sums) 
     bad_value(piece, bad);
   }
   writer_.write_at(piece.tensor, piece.to, space->out);
+  return space->out;
 }
 
 void Rewriter::run_batch(size_t first, size_t n) {
@@ -331,7 +338,9 @@ void Rewriter::run_batch(size_t first, size_t n) {
     if (failed.load(std::memory_order_relaxed)) return;
     const auto at = static_cast<size_t>(task);
     try {
-      run_piece(list_.pieces()[first + at], &workspaces_[static_cast<size_t>(thread)], &sums_[at]);
+      const std::span<const std::byte> written = run_piece(
+          list_.pieces()[first + at], &workspaces_[static_cast<size_t>(thread)], &sums_[at]);
+      if ((first + at) % kSampleEvery == 0) samples_[(first + at) / kSampleEvery] = xxh64(written);
     } catch (...) {
       errors[static_cast<size_t>(thread)] = std::current_exception();
       failed = true;
@@ -382,11 +391,35 @@ void Rewriter::begin() {
   }
 }
 
+// One piece in a hundred is compared with what was written; most of them have left the page cache.
+void Rewriter::read_back(const std::string& written) const {
+  const gguf::Model model = gguf::Model::open(written);
+  const SourceFiles files(model);
+  std::vector<std::byte> bytes;
+  for (size_t s = 0; s < samples_.size(); ++s) {
+    const Piece& piece = list_.pieces()[s * kSampleEvery];
+    const OutputTensor& tensor = plan_.tensors[piece.tensor];
+    bytes.resize(piece.n_rows == 0
+                     ? piece.bytes
+                     : piece.n_rows * gguf::row_bytes(tensor.type, tensor.source->ne[0]));
+    const Tensor& there = model.require(tensor.source->name);
+    files.read(there, piece.to, bytes);
+    if (xxh64(bytes) != samples_[s]) {
+      fail(
+          ErrorKind::Io,
+          "{}: {} bytes at {} of tensor {} read back are not what was written: remove the file and "
+          "check the disk",
+          model.shards()[there.shard].path, bytes.size(), piece.to, there.name);
+    }
+  }
+}
+
 RewriteResult Rewriter::run() {
   begin();
   const int64_t started = now_ns();
   RewriteResult result;
   const size_t all = list_.pieces().size();
+  samples_.resize((all + kSampleEvery - 1) / kSampleEvery);
   const auto batch = static_cast<size_t>(kPiecesPerThread * request_.pool->size());
   for (size_t first = 0; first < all; first += batch) {
     if (request_.cancel != nullptr && request_.cancel->load()) {
@@ -406,6 +439,7 @@ RewriteResult Rewriter::run() {
   writer_.finish();
   result.files = writer_.file_names();
   result.bytes = writer_.total_bytes();
+  read_back(result.files.front());
   result.seconds = seconds_since(started);
   return result;
 }

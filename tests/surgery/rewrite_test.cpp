@@ -366,6 +366,31 @@ TEST(Rewrite, LeavesNothingHalfDoneAndNothingOverwritten) {
   }
 }
 
+// A disk that changes a byte: the first piece is among those that are read back.
+TEST(Rewrite, ComparesWhatItReadsBack) {
+  const SmallModel small;
+  const gguf::Model model = small.open();
+  const RewritePlan plan = copy_plan(model);
+  carry_out(plan, small.out("good.gguf"));
+  const gguf::Model good = gguf::Model::open(small.out("good.gguf"));
+  const gguf::Tensor& first = good.tensors().front();
+  const std::string message = error_of(ErrorKind::Io, [&] {
+    carry_out(plan, small.out("bad.gguf"), 1, [&](RewriteRequest* request) {
+      request->progress = [&](uint64_t done, uint64_t total) {
+        if (done != total) return;
+        for (const auto& entry : fs::directory_iterator(small.folder.path())) {
+          if (!entry.path().filename().string().ends_with(".partial")) continue;
+          std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+          file.seekp(static_cast<std::streamoff>(first.offset + 100));
+          file.put('!');
+        }
+      };
+    });
+  });
+  EXPECT_CONTAINS(message, first.name);
+  EXPECT_CONTAINS(message, "bad.gguf");
+}
+
 TEST(TypeRules, WhatIsNeverChanged) {
   const auto kind = [](const std::string& name, uint32_t n_dims, TypeId type = TypeId::F32) {
     gguf::Tensor tensor;
