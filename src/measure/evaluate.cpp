@@ -138,7 +138,10 @@ class Evaluation {
       base.data += static_cast<uint64_t>(begin) * options_.base->header().row_bytes();
     }
     const int64_t bad = score_rows(runtime_.pool(), rows, next, base, open->scores.data() + begin);
-    if (bad >= 0) name_bad_layer(open->window, first + bad);
+    if (bad >= 0) {
+      fail(ErrorKind::Numeric, "window {}, position {}: logits are not finite", open->window,
+           first + bad);
+    }
     if (writer_) keep_rows(open, begin, rows);
   }
 
@@ -192,9 +195,15 @@ class Evaluation {
         begin(&one, todo_[at++]);
         group.push_back({one.tokens, first_scored(set_.window_tokens)});
       }
-      windows.run(group, [&](size_t w, int64_t first, std::span<const float> logits) {
-        take(&open[w], first, logits);
-      });
+      try {
+        windows.run(group, [&](size_t w, int64_t first, std::span<const float> logits) {
+          take(&open[w], first, logits);
+        });
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::Numeric) throw;
+        for (const Open& one : open) find_bad_layer(one.window);
+        throw;
+      }
       for (const Open& one : open) end(one);
       report(began, progress);
     }
@@ -213,43 +222,57 @@ class Evaluation {
         if (session.out_of_memory()) {
           fail(ErrorKind::Watchdog, "memory has run out: start again with a smaller --memory");
         }
-        session.decode(open.tokens[static_cast<size_t>(i)]);
-        if (i >= first_scored(set_.window_tokens)) take(&open, i, session.logits());
+        try {
+          session.decode(open.tokens[static_cast<size_t>(i)]);
+          if (i >= first_scored(set_.window_tokens)) take(&open, i, session.logits());
+        } catch (const Error& error) {
+          if (error.kind() != ErrorKind::Numeric) throw;
+          find_bad_layer(window);
+          throw;
+        }
       }
       end(open);
       report(began, progress);
     }
   }
 
-  // Which layer first gave something that is not finite, by running the window again.
-  [[noreturn]] void name_bad_layer(uint64_t window, int64_t position) {
-    int layer = -1;
-    int64_t where = position;
+  // Where something that is not finite comes from, by running the window again token by token:
+  // throws naming the first layer and position. Returns if everything is finite.
+  void find_bad_layer(uint64_t window) {
     const std::vector<int32_t> tokens = corpus_.window(window);
     const auto state = runtime_.model().new_state(
         {.n_ctx = corpus_.window_tokens(), .kv = *runtime_.options().kv});
+    int bad = -1;
     runtime_.model().set_tap(
-        [&](std::string_view what, int l, int64_t p, std::span<const float> values) {
-          if (layer >= 0 || what != "residual") return;
-          for (const float v : values) {
-            if (std::isfinite(v)) continue;
-            layer = l;
-            where = p;
-            return;
-          }
+        [&](std::string_view what, int layer, int64_t, std::span<const float> values) {
+          if (bad >= 0 || what != "residual") return;
+          const bool finite =
+              std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+          if (!finite) bad = layer;
         });
-    for (const int32_t token : tokens) {
-      if (layer >= 0 || state->position() > position) break;
-      runtime_.model().forward(*state, runtime_.stream(),
-                               {{&token, 1}, experts::Phase::Decode, models::Logits::None, nullptr},
-                               nullptr);
+    std::vector<float> logits(static_cast<size_t>(runtime_.info().n_vocab));
+    std::string found;
+    for (size_t i = 0; i < tokens.size() && found.empty(); ++i) {
+      try {
+        runtime_.model().forward(
+            *state, runtime_.stream(),
+            {{&tokens[i], 1}, experts::Phase::Decode, models::Logits::Last, nullptr},
+            logits.data());
+        if (bad >= 0) {
+          found = fmt::format("layer {} is the first whose output is not finite", bad);
+        } else if (!std::all_of(logits.begin(), logits.end(),
+                                [](float v) { return std::isfinite(v); })) {
+          found =
+              "every layer's output is finite, the logits are not: the output matrix or its norm";
+        }
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::Numeric) throw;
+        found = error.what();
+      }
+      if (!found.empty()) found = fmt::format("window {}, position {}: {}", window, i, found);
     }
     runtime_.model().set_tap({});
-    const std::string place =
-        layer >= 0 ? fmt::format("layer {} is the first whose output is not finite", layer)
-                   : "every layer's output is finite: the output matrix is not";
-    fail(ErrorKind::Numeric, "window {}, position {}: logits are not finite; {}", window, where,
-         place);
+    if (!found.empty()) fail(ErrorKind::Numeric, "{}", found);
   }
 
   engine::Runtime& runtime_;

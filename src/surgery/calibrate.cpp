@@ -381,7 +381,13 @@ Calibration calibrate(engine::Runtime& runtime, const Corpus& corpus,
       group.push_back({text, static_cast<int64_t>(text.size())});
     }
     collector.begin(next, corpus.begins_with_bos());
-    windows.run(group, [](size_t, int64_t, std::span<const float>) {});
+    try {
+      windows.run(group, [](size_t, int64_t, std::span<const float>) {});
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::Numeric) throw;
+      fail(ErrorKind::Numeric, "windows {} to {}: {}", next.front().index, next.back().index,
+           error.what());
+    }
     shard.done += texts.size();
     state.windows = shard.done;
     state.tokens += texts.size() * static_cast<uint64_t>(corpus.window_tokens());

@@ -1,4 +1,5 @@
 // Scores, their statistics, base logits and the runs that make them.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 
 #include "base/error.h"
 #include "engine/tiny_runtime.h"
+#include "gguf/model.h"
 #include "measure/base_logits.h"
 #include "measure/evaluate.h"
 #include "measure/quality_report.h"
@@ -369,6 +371,44 @@ TEST_P(Eval, ReadsLlamaFilesAndRefusesOtherTexts) {
   other[20] ^= 1;
   corpus_.emplace(surgery::Corpus::of(other, kWindow, std::nullopt));
   EXPECT_THROW(run(*runtime, {.base = &ours}), Error);
+}
+
+// Writes NaN over the beginning of a tensor's data.
+void spoil(const std::string& path, const std::string& name) {
+  const gguf::Model model = gguf::Model::open(path);
+  const gguf::Tensor& tensor = model.require(name);
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  const std::vector<float> bad(tensor.bytes / sizeof(float), std::nanf(""));
+  file.seekp(static_cast<std::streamoff>(tensor.offset));
+  file.write(reinterpret_cast<const char*>(bad.data()),
+             static_cast<std::streamsize>(bad.size() * sizeof(float)));
+}
+
+TEST_P(Eval, WhatIsNotFiniteIsNamed) {
+  const auto said = [&](const std::string& tensor) {
+    path_ = penstock::testing::write_tiny(folder_.path(), GetParam());
+    spoil(path_, tensor);
+    try {
+      run(*open(EvalMode::Batch, 3), {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::Numeric);
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  const std::string last =
+      fmt::format("blk.{}.ffn_down_exps.weight", open(EvalMode::Batch)->info().n_layer - 1);
+  const std::string of_last = said(last);
+  EXPECT_NE(of_last.find("window 0, position 0"), std::string::npos) << of_last;
+  EXPECT_NE(
+      of_last.find(fmt::format("layer {} is the first", open(EvalMode::Batch)->info().n_layer - 1)),
+      std::string::npos)
+      << of_last;
+  const std::string of_first = said("blk.0.ffn_down_exps.weight");
+  EXPECT_NE(of_first.find("position 0"), std::string::npos) << of_first;
+  EXPECT_NE(of_first.find("layer"), std::string::npos) << of_first;
+  const std::string of_output = said("output.weight");
+  EXPECT_NE(of_output.find("output matrix"), std::string::npos) << of_output;
 }
 
 TEST_P(Eval, CacheAwareRoutingIsMeasuredInStepsOnly) {
