@@ -221,8 +221,8 @@ void check_keep_map(const KeepMap& map, const std::string& path, std::span<const
     fail(ErrorKind::Format,
          "{} was made for another model ({}{}), this one is {}; --other-model takes it for a file "
          "of the same shape",
-         path, map.model_name.empty() ? "" : map.model_name + ", ", hex(map.model_id).substr(0, 16),
-         hex(*model_id).substr(0, 16));
+         path, map.model_name.empty() ? "" : gguf::printable(map.model_name) + ", ",
+         hex(map.model_id).substr(0, 16), hex(*model_id).substr(0, 16));
   }
   if (map.layers.size() != layers.size()) {
     fail(ErrorKind::Format, "{} lists {} layers, the model has {} with routed experts", path,
