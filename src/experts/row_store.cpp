@@ -50,7 +50,10 @@ struct RowStore::Impl {
         memory(blocks.size() * bytes, Pages::Small),
         queue(open_backend(*files, options.io, static_cast<size_t>(options.depth),
                            std::min(options.depth, kThreads), options.decorate, &report),
-              files->alignment(), blocks.size()) {}
+              files->alignment(), blocks.size()) {
+    // Planned memory; faulted in now, it is not mistaken for what the first prompt leaves behind.
+    memory.prefault(0, memory.size());
+  }
 
   std::byte* data(size_t i) const noexcept { return memory.data() + i * bytes; }
   uint64_t first_block(int64_t row) const noexcept { return start_of(row) / bytes; }
