@@ -25,5 +25,6 @@ void add_requantise(CLI::App& app, Action* action);
 void add_pack(CLI::App& app, Action* action);
 void add_iobench(CLI::App& app, Action* action);
 void add_sim(CLI::App& app, Action* action);
+void add_record(CLI::App& app, Action* action);
 
 }  // namespace penstock::cli

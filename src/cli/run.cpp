@@ -19,8 +19,9 @@
 #include "cli/commands.h"
 #include "cli/dense_summary.h"
 #include "cli/interrupt.h"
-#include "cli/runtime_flags.h"
 #include "cli/quality_summary.h"
+#include "cli/run_record.h"
+#include "cli/runtime_flags.h"
 #include "cli/summary.h"
 #include "engine/conversation.h"
 #include "engine/generate.h"
@@ -35,7 +36,7 @@ namespace {
 struct Flags {
   RuntimeFlags runtime;
   ChatFlags chat_flags;
-  std::string prompt, file, ids, save, restore, system, profile_out, trace, timeline;
+  std::string prompt, file, ids, save, restore, system, profile_out, trace, timeline, record;
   bool trace_logits = false;
   bool chat = false, interactive = false, ignore_eos = false, special = false, json = false,
        no_summary = false;
@@ -111,16 +112,21 @@ class Screen {
 
 class Runner {
  public:
-  Runner(const Flags& flags, engine::Runtime& runtime)
+  Runner(const Flags& flags, engine::Runtime& runtime, RunRecord& record)
       : flags_(flags),
         runtime_(runtime),
+        record_(record),
         session_(runtime),
         cancel_(interrupt_flag()),
-        keep_going_([this] { return !cancel_.load(std::memory_order_relaxed); }) {}
+        keep_going_([this] {
+          record_.poll(session_);
+          return !cancel_.load(std::memory_order_relaxed);
+        }) {}
 
   int run();
 
  private:
+  int go();
   int complete(std::vector<int32_t> ids);
   int chat_once(const std::string& message);
   int chat_interactive();
@@ -135,6 +141,7 @@ class Runner {
 
   const Flags& flags_;
   engine::Runtime& runtime_;
+  RunRecord& record_;
   engine::Session session_;
   std::atomic<bool>& cancel_;
   engine::KeepGoing keep_going_;
@@ -196,7 +203,19 @@ engine::GenerateResult Runner::answer(engine::Sampler& sampler, bool in_reasonin
       },
       keep_going_);
   screen.finish();
+  record_.end_turn(session_, result);
   return result;
+}
+
+nlohmann::ordered_json sampling_json(const engine::SamplerOptions& sampling) {
+  return {{"temperature", sampling.temperature},
+          {"top_k", sampling.top_k},
+          {"top_p", sampling.top_p},
+          {"min_p", sampling.min_p},
+          {"repetition_penalty", sampling.repetition_penalty},
+          {"presence_penalty", sampling.presence_penalty},
+          {"frequency_penalty", sampling.frequency_penalty},
+          {"seed", sampling.seed}};
 }
 
 void Runner::print_json(const engine::GenerateResult& result) {
@@ -207,14 +226,7 @@ void Runner::print_json(const engine::GenerateResult& result) {
   if (!result.stop_string.empty()) out["stop_string"] = result.stop_string;
   out["prompt_tokens"] = prompt_tokens_;
   out["reasoning_tokens"] = result.reasoning_tokens;
-  out["sampling"] = {{"temperature", sampling_.temperature},
-                     {"top_k", sampling_.top_k},
-                     {"top_p", sampling_.top_p},
-                     {"min_p", sampling_.min_p},
-                     {"repetition_penalty", sampling_.repetition_penalty},
-                     {"presence_penalty", sampling_.presence_penalty},
-                     {"frequency_penalty", sampling_.frequency_penalty},
-                     {"seed", sampling_.seed}};
+  out["sampling"] = sampling_json(sampling_);
   out["timings"] = timings_json(session_, runtime_);
   out["counters"] = counters_json(session_);
   out["experts"] = source_json(runtime_);
@@ -232,6 +244,7 @@ int Runner::finish(const engine::GenerateResult& result) {
     log::warn("interrupted half-way through the prompt: {} was not written", flags_.save);
   }
   finish_recording();
+  record_.measured(session_);
   if (flags_.json) print_json(result);
   if (!flags_.no_summary && log::level() >= log::Level::Info) {
     std::string end = engine::stop_reason_text(result.reason);
@@ -261,10 +274,13 @@ int Runner::complete(std::vector<int32_t> ids) {
   sampler.see_prompt(session_.tokens());
   sampler.see_prompt(ids);
   engine::GenerateResult result;
+  record_.begin_turn(session_, ids, false);
   if (session_.prefill(ids, keep_going_)) {
+    record_.prefilled(session_);
     result = answer(sampler, false, false);
   } else {
     result.reason = engine::prefill_stop(session_);
+    record_.end_turn(session_, result);
   }
   return finish(result);
 }
@@ -279,10 +295,13 @@ int Runner::chat_once(const std::string& message) {
   engine::Sampler sampler(sampling_);
   sampler.see_prompt(prompt.ids);
   engine::GenerateResult result;
+  record_.begin_turn(session_, prompt.ids, true);
   if (session_.prefill(prompt.ids, keep_going_)) {
+    record_.prefilled(session_);
     result = answer(sampler, prompt.in_reasoning, true);
   } else {
     result.reason = engine::prefill_stop(session_);
+    record_.end_turn(session_, result);
   }
   return finish(result);
 }
@@ -331,13 +350,16 @@ int Runner::chat_interactive() {
       continue;
     }
     prompt_tokens_ = prompt.ids.size();
+    record_.begin_turn(session_, prompt.ids, true);
     if (!conversation.advance(prompt.ids, prompt.n_stable, keep_going_)) {
       request.messages.pop_back();
       cancel_.store(false);
       result.reason = engine::prefill_stop(session_);
+      record_.end_turn(session_, result);
       if (result.reason == engine::StopReason::Watchdog) break;
       continue;
     }
+    record_.prefilled(session_);
     engine::Sampler sampler(sampling_);
     sampler.see_prompt(prompt.ids);
     result = answer(sampler, prompt.in_reasoning, true);
@@ -460,7 +482,21 @@ void Runner::finish_recording() {
 int Runner::run() {
   report_plan();
   sampling_ = sampler_options(flags_, runtime_);
+  record_.settings(runtime_, {{"sampling", sampling_json(sampling_)},
+                              {"n_predict", flags_.n_predict},
+                              {"ignore_eos", flags_.ignore_eos},
+                              {"stop", flags_.stop}});
   start_recording();
+  try {
+    return go();
+  } catch (const Error&) {
+    record_.poll(session_);
+    record_.measured(session_);
+    throw;
+  }
+}
+
+int Runner::go() {
   if (!flags_.ids.empty()) return complete(text::read_token_ids(flags_.ids));
   const bool no_prompt = flags_.prompt.empty() && flags_.file.empty() && flags_.restore.empty();
   if (flags_.interactive || (no_prompt && isatty(STDIN_FILENO) == 1)) return chat_interactive();
@@ -471,6 +507,11 @@ int Runner::run() {
   if (flags_.chat) return chat_once(prompt);
   if (prompt.empty()) return complete({});  // goes on from a restored state, or is refused there
   return complete(runtime_.tokenizer().encode(prompt, true));
+}
+
+const char* state_of(int code) {
+  if (code == static_cast<int>(ErrorKind::Cancelled)) return "interrupted";
+  return code == static_cast<int>(ErrorKind::Watchdog) ? "watchdog" : "finished";
 }
 
 int run_run(const Flags& flags) {
@@ -490,8 +531,22 @@ int run_run(const Flags& flags) {
     fail(ErrorKind::Usage, "--restore continues token by token: it does not go with --chat");
   }
   interrupt_flag();
-  const auto runtime = open_runtime(flags.runtime);
-  return Runner(flags, *runtime).run();
+  RunRecord record(flags.record);
+  try {
+    const auto runtime =
+        engine::Runtime::open(flags.runtime.options(), record.watch(progress_line()));
+    record.opened(*runtime);
+    const int code = Runner(flags, *runtime, record).run();
+    record.finish(state_of(code), code);
+    return code;
+  } catch (const Error& error) {
+    record.finish(error.kind() == ErrorKind::Cancelled ? "interrupted" : "error", error.exit_code(),
+                  error.what());
+    throw;
+  } catch (const std::exception& error) {
+    record.finish("error", static_cast<int>(ErrorKind::Internal), error.what());
+    throw;
+  }
 }
 
 }  // namespace
@@ -563,6 +618,10 @@ void add_run(CLI::App& app, Action* action) {
   command
       ->add_flag("--json", flags->json,
                  "prints text, tokens, timings, counters and plan as JSON instead of the text")
+      ->group("Output");
+  command
+      ->add_option("--record", flags->record,
+                   "writes a record of the run into this folder (docs/records.md)")
       ->group("Output");
   command
       ->add_option("--trace-routing", flags->trace,

@@ -23,6 +23,17 @@ std::string tool_name() {
   return fmt::format("penstock {}", PENSTOCK_VERSION);
 }
 
+measure::Producer producer() {
+  const std::string revision = PENSTOCK_REVISION;
+  return {.version = PENSTOCK_VERSION,
+          .revision = revision,
+          .compiler = PENSTOCK_COMPILER,
+          .flags = PENSTOCK_FLAGS,
+          .dirty = revision.ends_with("-dirty"),
+          .diff_sha256 = PENSTOCK_DIFF_SHA256,
+          .diff_path = PENSTOCK_DIFF_PATH};
+}
+
 std::string version_number() {
   return fmt::format("{} ({})", PENSTOCK_VERSION, PENSTOCK_REVISION);
 }

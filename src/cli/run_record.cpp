@@ -1,0 +1,143 @@
+#include "cli/run_record.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "cli/dense_summary.h"
+#include "cli/summary.h"
+#include "cli/version.h"
+#include "measure/quality_key.h"
+
+namespace penstock::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+Json inputs_json(const engine::Runtime& runtime) {
+  const gguf::Metadata& metadata = runtime.file().metadata();
+  Json out;
+  out["model"] = {{"path", runtime.options().model_path},
+                  {"model_id", hex(runtime.file().model_id())},
+                  {"header_id", hex(runtime.file().header_id())},
+                  {"architecture", runtime.info().architecture},
+                  {"ngram_file", runtime.options().ple_path}};
+  out["keep_map_id"] = std::string(metadata.get_string("penstock.keep_map_id", ""));
+  out["quant_recipe_id"] = std::string(metadata.get_string("penstock.quant_recipe_id", ""));
+  out["pack"] = Json(source_json(runtime)).at("pack");
+  out["profile"] = nullptr;
+  if (const experts::Profile* profile = runtime.profile()) {
+    out["profile"] = {{"path", runtime.profile_path()},
+                      {"sha256", measure::sha256_of_file(runtime.profile_path())},
+                      {"tokens_sha256", hex(profile->tokens_id)},
+                      {"tokens", profile->n_tokens}};
+  }
+  return out;
+}
+
+// Whatever changes the output beside the model file itself.
+Json lossy_json(const engine::Runtime& runtime) {
+  Json out = Json::array();
+  const engine::RuntimeOptions& options = runtime.options();
+  if (options.stream.moce.on()) out.push_back("moce");
+  if (!options.dense_convert.empty()) out.push_back("dense-convert");
+  if (options.stream.alias) out.push_back("alias-experts");
+  if (options.stream.pack.unchecked) out.push_back("pack-unchecked");
+  return out;
+}
+
+}  // namespace
+
+RunRecord::RunRecord(const std::string& folder) {
+  if (!folder.empty()) recorder_ = std::make_unique<measure::RunRecorder>(folder, producer());
+}
+
+engine::Runtime::Progress RunRecord::watch(engine::Runtime::Progress inner) {
+  if (!recorder_) return inner;
+  return [this, inner](std::string_view phase, uint64_t done, uint64_t total) {
+    if (phase.starts_with("warm fill") && !load_sampled_) {
+      recorder_->memory("load");
+      load_sampled_ = true;
+    }
+    if (inner) inner(phase, done, total);
+  };
+}
+
+void RunRecord::opened(const engine::Runtime& runtime) {
+  if (!recorder_) return;
+  recorder_->memory(load_sampled_ ? "fill" : "load");
+  recorder_->set_machine(runtime.options().model_path);
+  recorder_->set("inputs", inputs_json(runtime));
+  recorder_->set("lossy", lossy_json(runtime));
+  measure::QualityKey key = measure::quality_key(runtime);
+  recorder_->set("quality_key", key.id);
+  recorder_->set("quality_settings", std::move(key.settings));
+}
+
+void RunRecord::settings(const engine::Runtime& runtime, nlohmann::ordered_json given) {
+  if (!recorder_) return;
+  Json out(std::move(given));
+  const engine::RuntimeOptions& options = runtime.options();
+  const experts::StreamOptions& stream = options.stream;
+  out["n_ctx"] = options.n_ctx;
+  out["prompt_chunk"] = options.prompt_chunk;
+  out["threads"] = options.threads;
+  out["memory"] = options.memory ? Json(*options.memory) : Json();
+  out["arena_slots"] = options.arena_slots ? Json(*options.arena_slots) : Json();
+  out["precision"] = options.precision == quant::Precision::Exact ? "exact" : "fast";
+  out["kernels"] = quant::isa_name(quant::current_isa());
+  out["io"] = experts::io_mode_name(stream.io);
+  out["io_depth"] = stream.depth;
+  out["evict"] = experts::evict_name(stream.evict);
+  out["half_life"] = stream.half_life;
+  out["hot_share"] = stream.hot_share;
+  out["read_ahead"] = experts::read_ahead_name(stream.read_ahead);
+  out["fill"] = experts::fill_name(stream.fill);
+  out["moce"] = experts::moce_name(stream.moce.mode);
+  out["moce_residency"] = experts::moce_residency_name(stream.moce.residency);
+  out["slots"] = runtime.stream().shape().slots();
+  recorder_->set("settings", std::move(out));
+}
+
+void RunRecord::begin_turn(const engine::Session& session, std::span<const int32_t> prompt,
+                           bool chat) {
+  if (!recorder_) return;
+  recorder_->boundary("before prompt", Json(counters_json(session)));
+  recorder_->begin_turn(prompt, chat, session.runtime().counters());
+}
+
+void RunRecord::prefilled(const engine::Session& session) {
+  if (!recorder_) return;
+  recorder_->memory("after prefill");
+  recorder_->boundary("after prefill", Json(counters_json(session)));
+}
+
+void RunRecord::poll(const engine::Session& session) {
+  if (!recorder_) return;
+  const engine::Timings& timings = session.timings();
+  recorder_->poll(session.runtime().counters(), timings.first_s + timings.decode_s);
+}
+
+void RunRecord::end_turn(const engine::Session& session, const engine::GenerateResult& result) {
+  if (!recorder_) return;
+  poll(session);
+  recorder_->end_turn(result.tokens, result.text, engine::stop_reason_text(result.reason));
+}
+
+void RunRecord::measured(engine::Session& session) {
+  if (!recorder_) return;
+  const engine::Runtime& runtime = session.runtime();
+  recorder_->boundary("end", Json(counters_json(session)));
+  recorder_->set("timings", Json(timings_json(session, runtime)));
+  recorder_->set("experts", Json(source_json(runtime)));
+  recorder_->set("plan", Json(plan_json(session)));
+  recorder_->set("dense", Json(dense_json(runtime.load().dense)));
+  recorder_->set("watchdog", Json(watchdog_json(runtime)));
+}
+
+void RunRecord::finish(const std::string& state, int exit_code, const std::string& error) {
+  if (!recorder_ || recorder_->finished()) return;
+  const std::string path = recorder_->finish(state, exit_code, error);
+  log::info("run record: {}", path);
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,207 @@
+#include "measure/record_verify.h"
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "measure/json_schema.h"
+#include "measure/record.h"
+#include "run_record_schema.h"
+
+namespace penstock::measure {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+class Problems {
+ public:
+  template <typename... Args>
+  void expect(bool holds, fmt::format_string<Args...> text, Args&&... args) {
+    if (!holds && list_.size() < 40) {
+      list_.push_back(fmt::format(text, std::forward<Args>(args)...));
+    }
+  }
+  std::vector<std::string> take() { return std::move(list_); }
+
+ private:
+  std::vector<std::string> list_;
+};
+
+uint64_t at(const Json& object, const char* name) {
+  return object.at(name).get<uint64_t>();
+}
+
+void check_uses(const Json& uses, const std::string& where, Problems& problems) {
+  uint64_t sum = 0;
+  for (const char* name : {"arena", "ra_timely", "ra_late", "miss_issued", "miss_joined"}) {
+    sum += at(uses, name);
+  }
+  problems.expect(sum == at(uses, "total"), "{}: classes sum to {}, the total is {}", where, sum,
+                  at(uses, "total"));
+}
+
+void check_counters(const Json& c, const std::string& where, Problems& problems) {
+  check_uses(c.at("uses_first"), where + ": first", problems);
+  check_uses(c.at("uses_steady"), where + ": steady", problems);
+  const uint64_t uses =
+      at(c.at("uses_first"), "total") + at(c.at("uses_steady"), "total") + at(c, "uses_mapped");
+  problems.expect(uses == at(c, "uses_expected"), "{}: {} uses, {} expected", where, uses,
+                  at(c, "uses_expected"));
+  problems.expect(at(c, "prompt_arena_used") <= at(c, "prompt_experts_touched"),
+                  "{}: a prompt used more experts in memory than it touched", where);
+  const Json& ahead = c.at("read_ahead");
+  if (ahead.is_null()) return;
+  const uint64_t known = at(ahead, "used_same_token") + at(ahead, "used_later") +
+                         at(ahead, "wasted") + at(ahead, "pending");
+  problems.expect(known == at(ahead, "issued"), "{}: {} experts read ahead, {} accounted for",
+                  where, at(ahead, "issued"), known);
+}
+
+// The rows of decode steps add up to what the counters say at the end.
+void check_tokens(const Json& record, Problems& problems) {
+  std::map<std::string, uint64_t> sums;
+  const auto& columns = token_columns();
+  const auto column = [&](const std::string& name) {
+    return static_cast<size_t>(std::find(columns.begin(), columns.end(), name) - columns.begin());
+  };
+  size_t row = 0;
+  uint64_t last_ns = 0;
+  for (const Json& token : record.at("tokens")) {
+    for (size_t i = 0; i + 1 < columns.size(); ++i) {
+      if (columns[i] != "compute_ns") sums[columns[i]] += token[i].get<uint64_t>();
+    }
+    const auto wall = token[column("wall_ns")].get<int64_t>();
+    const auto stall = token[column("stall_ns")].get<int64_t>();
+    problems.expect(token[column("compute_ns")].get<int64_t>() == wall - stall,
+                    "token {}: compute is not wall less stall", row);
+    const uint64_t ns = token[column("at_ns")].get<uint64_t>();
+    problems.expect(ns >= last_ns, "token {}: time runs backwards", row);
+    problems.expect(token[column("turn")].get<uint64_t>() < record.at("turns").size(),
+                    "token {}: of a turn that is not there", row);
+    last_ns = ns;
+    ++row;
+  }
+  const Json& boundaries = record.at("counters");
+  if (boundaries.empty() || boundaries.back().at("at") != "end") return;
+  const Json& c = boundaries.back().at("counters");
+  for (const char* name : {"arena", "ra_timely", "ra_late", "miss_issued", "miss_joined"}) {
+    const uint64_t end = at(c.at("uses_first"), name) + at(c.at("uses_steady"), name);
+    problems.expect(sums[name] == end, "tokens: {} {}, the counters have {}", sums[name], name,
+                    end);
+  }
+  problems.expect(sums["mapped"] == at(c, "uses_mapped"), "tokens: mapped uses differ");
+  problems.expect(sums["rows"] == at(c, "tokens"), "tokens: {} rows, the counters have {}",
+                  sums["rows"], at(c, "tokens"));
+  problems.expect(sums["bytes_demand"] == at(c.at("reads_demand"), "bytes"),
+                  "tokens: {} bytes on demand, the counters have {}", sums["bytes_demand"],
+                  at(c.at("reads_demand"), "bytes"));
+  problems.expect(sums["bytes_spec"] <= at(c.at("reads_spec"), "bytes"),
+                  "tokens: more bytes read ahead than the counters have");
+  problems.expect(sums["stall_ns"] == at(c, "stall_ns"), "tokens: {} ns of stall, the counters {}",
+                  sums["stall_ns"], at(c, "stall_ns"));
+}
+
+void check_boundaries(const Json& record, Problems& problems) {
+  uint64_t steps = 0;
+  for (const Json& boundary : record.at("counters")) {
+    const std::string where = boundary.at("at");
+    check_counters(boundary.at("counters"), "counters at " + where, problems);
+    const uint64_t now = at(boundary.at("counters"), "steps");
+    problems.expect(now >= steps, "counters at {}: steps were undone", where);
+    steps = now;
+  }
+}
+
+void check_files(const Json& record, const fs::path& folder, Problems& problems) {
+  const auto check = [&](const std::string& hash, const char* what) {
+    const fs::path path = folder / "files" / hash;
+    if (!fs::exists(path)) {
+      problems.expect(false, "{}: files/{} is not there", what, hash);
+      return;
+    }
+    const std::string found = sha256_of_file(path.string());
+    problems.expect(found == hash, "{}: files/{} was changed, its hash is {}", what, hash, found);
+  };
+  for (const Json& turn : record.at("turns")) {
+    check(turn.at("prompt").at("file").get<std::string>(), "prompt");
+  }
+  const Json& output = record.at("output");
+  if (output.is_object()) {
+    for (const char* name : {"stdout", "stderr"}) {
+      check(output.at(name).at("sha256").get<std::string>(), name);
+    }
+  }
+  const Json& producer = record.at("producer");
+  if (producer.at("diff_archived").get<bool>()) {
+    check(producer.at("diff_sha256").get<std::string>(), "source difference");
+  }
+}
+
+}  // namespace
+
+const Json& record_schema() {
+  static const Json schema = Json::parse(kRunRecordSchema);
+  return schema;
+}
+
+std::vector<std::string> identity_problems(const Json& record) {
+  Problems problems;
+  check_boundaries(record, problems);
+  check_tokens(record, problems);
+  const std::string state = record.at("outcome").at("state");
+  problems.expect(state != "running", "the run never finished its record");
+  problems.expect(state == "running" || record.at("ended").is_number(),
+                  "the record has no end time");
+  if (record.at("ended").is_number()) {
+    problems.expect(record["ended"].get<double>() >= record["started"].get<double>(),
+                    "it ended before it began");
+  }
+  const Json& modified = record.at("producer").at("executable_modified");
+  if (modified.is_number()) {
+    problems.expect(modified.get<double>() <= record["started"].get<double>(),
+                    "the executable is newer than the run");
+  }
+  problems.expect(!record.at("producer").at("dirty").get<bool>() ||
+                      record.at("producer").at("diff_archived").get<bool>(),
+                  "built from changed sources whose difference is not archived");
+  return problems.take();
+}
+
+RecordCheck verify_record(const std::string& path) {
+  RecordCheck check;
+  check.path = path;
+  try {
+    const std::string text = read_text_file(path);
+    check.sha256 = sha256_text(text);
+    const std::string name = fs::path(path).filename().string();
+    if (name != check.sha256 + ".json") {
+      check.problems.push_back(fmt::format(
+          "its name is not its hash, {}: changed after it was written, or renamed", check.sha256));
+    }
+    const Json record = parse_json(text, path);
+    if (canonical_text(record) != text) {
+      check.problems.emplace_back("it is not canonical JSON: written by something else");
+    }
+    for (std::string& problem : schema_problems(record_schema(), record)) {
+      check.problems.push_back("schema: " + problem);
+    }
+    const bool fits = schema_problems(record_schema(), record, 1).empty();
+    if (!fits) return check;
+    for (std::string& problem : identity_problems(record)) {
+      check.problems.push_back(std::move(problem));
+    }
+    Problems files;
+    check_files(record, fs::path(path).parent_path(), files);
+    for (std::string& problem : files.take()) check.problems.push_back(std::move(problem));
+  } catch (const Json::exception& error) {
+    check.problems.push_back(fmt::format("it is no record: {}", error.what()));
+  } catch (const Error& error) {
+    check.problems.emplace_back(error.what());
+  }
+  return check;
+}
+
+}  // namespace penstock::measure
