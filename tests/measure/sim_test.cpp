@@ -116,7 +116,7 @@ class SimAgainstStream : public ::testing::Test {
     experts::TraceWriter writer(path, geometry_, logits,
                                 trace_header(s.shape, geometry_.layers.size(), options.depth));
     s.stream->observe(&writer);
-    three_turns(*s.stream, 80, many_rows);
+    three_turns(*s.stream, 50, many_rows);
     writer.finish();
     const TraceModel model = read_trace_model(path);
     SimSetting setting;
