@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -17,6 +20,7 @@
 #include "cli/runtime_flags.h"
 #include "cli/shard_flag.h"
 #include "cli/version.h"
+#include "experts/profile.h"
 #include "measure/evaluate.h"
 #include "measure/quality_report.h"
 #include "measure/quality_store.h"
@@ -34,6 +38,7 @@ struct Flags {
   int64_t window = 512, max_tokens = 256;
   int continuations = 0;
   bool step = false, json = false, answers = false, no_record = false;
+  std::vector<std::string> held_out_from;
   std::vector<std::string> parts;  // of merge
 };
 
@@ -85,6 +90,11 @@ measure::ScoreSet score(engine::Runtime& runtime, const surgery::Corpus& corpus,
   return set;
 }
 
+measure::BaseRows::Form form_of(const Flags& flags) {
+  return flags.base_form == "f32" ? measure::BaseRows::Form::Logits
+                                  : measure::BaseRows::Form::Compact;
+}
+
 // Writes the distributions of the model that is compared with.
 void make_base(const Flags& flags, const std::string& path) {
   engine::RuntimeOptions options = flags.runtime.options();
@@ -93,7 +103,7 @@ void make_base(const Flags& flags, const std::string& path) {
   options.stream.moce.mode = experts::Moce::Off;
   options.stream.pack.file = "auto";
   options.dense_convert.clear();
-  measure::prepare(&options, EvalMode::Batch, flags.window);
+  measure::prepare(&options, EvalMode::Batch, flags.window, form_of(flags));
   const auto runtime = engine::Runtime::open(options, progress_line());
   const surgery::Corpus corpus = surgery::Corpus::load(*runtime, flags.texts, flags.window);
   measure::EvalOptions how;
@@ -114,7 +124,39 @@ void record(const Flags& flags, const Json& measurement) {
   log::info("recorded in {}", store.add(key, entry));
 }
 
-int finish(const Flags& flags, const measure::ScoreSet& set, bool whole) {
+// What belongs to a result beside its scores.
+struct Circumstances {
+  Json routing;  // with cache-aware routing: how much it replaced
+  Json overlap;  // with --held-out-from
+};
+
+Json routing_json(const engine::Runtime& runtime) {
+  const experts::CacheRouter* router = runtime.stream().moce();
+  if (router == nullptr) return nullptr;
+  const experts::MoceMeasures m = router->total();
+  const auto slots = static_cast<double>(std::max<uint64_t>(1, m.slots));
+  return {{"replaced_share", static_cast<double>(m.replaced) / slots},
+          {"guard_events", router->guard_events()}};
+}
+
+// Of every 13 tokens in a row of the text, how many stand in the other files too.
+Json overlap_json(const engine::Runtime& runtime, const surgery::Corpus& corpus,
+                  const std::vector<std::string>& files) {
+  if (files.empty()) return nullptr;
+  const surgery::Corpus other = surgery::Corpus::load(runtime, files, 2);
+  const std::vector<uint64_t> a = experts::window_hashes(corpus.tokens());
+  const std::vector<uint64_t> b = experts::window_hashes(other.tokens());
+  std::vector<uint64_t> both;
+  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+  if (!both.empty()) {
+    log::warn("{} of {} sequences of 13 tokens are in the other text too: not all is held out",
+              both.size(), a.size());
+  }
+  return {{"sequences_of_13", a.size()}, {"shared", both.size()}};
+}
+
+int finish(const Flags& flags, const measure::ScoreSet& set, bool whole,
+           const Circumstances& circumstances = {}) {
   if (!flags.scores.empty()) measure::write_scores(flags.scores, set);
   if (!whole) {
     if (flags.scores.empty()) {
@@ -124,7 +166,9 @@ int finish(const Flags& flags, const measure::ScoreSet& set, bool whole) {
               flags.scores);
     return 0;
   }
-  const Json json = measure::quality_json(set);
+  Json json = measure::quality_json(set);
+  if (!circumstances.routing.is_null()) json["routing"] = circumstances.routing;
+  if (!circumstances.overlap.is_null()) json["overlap"] = circumstances.overlap;
   record(flags, json);
   fmt::print("{}", flags.json ? dump(json) + "\n" : measure::quality_table(set));
   return 0;
@@ -153,7 +197,10 @@ int run_text(const Flags& flags, bool with_base) {
   }
   engine::RuntimeOptions options = flags.runtime.options();
   const EvalMode mode = flags.step ? EvalMode::Step : EvalMode::Batch;
-  measure::prepare(&options, mode, window);
+  measure::prepare(
+      &options, mode, window,
+      with_base || flags.base_out.empty() ? std::nullopt : std::optional(form_of(flags)),
+      base.get());
   const auto runtime = engine::Runtime::open(options, progress_line());
   const bool add_bos = runtime->has_tokenizer() && runtime->tokenizer().add_bos();
   const surgery::Corpus corpus =
@@ -175,11 +222,46 @@ int run_text(const Flags& flags, bool with_base) {
          "this text gives {} positions, a summary needs {}: give more text or a smaller --window",
          positions, measure::kLeastPositions);
   }
-  return finish(flags, score(*runtime, corpus, how, with_base ? "kld" : "perplexity"),
-                how.n_shards == 1);
+  Circumstances circumstances;
+  circumstances.overlap = overlap_json(*runtime, corpus, flags.held_out_from);
+  const measure::ScoreSet set = score(*runtime, corpus, how, with_base ? "kld" : "perplexity");
+  circumstances.routing = routing_json(*runtime);
+  return finish(flags, set, how.n_shards == 1, circumstances);
+}
+
+// Answers of shards, in the order in which one run would have given them.
+int merge_tasks(const Flags& flags) {
+  Json all;
+  std::vector<measure::TaskResult> results;
+  for (const std::string& path : flags.parts) {
+    const auto part = nlohmann::ordered_json::parse(read_text_file(path), nullptr, false);
+    if (!part.is_object()) fail(ErrorKind::Format, "{} is no result of eval tasks", path);
+    for (const char* field : {"kind", "quality_key", "tasks_sha256", "max_tokens"}) {
+      if (!part.contains(field) || (!all.empty() && part[field] != all[field])) {
+        fail(ErrorKind::Usage, "{}: its {} is another than in the files before it", path, field);
+      }
+    }
+    if (all.empty()) all = part;
+    const auto more = measure::read_answers(part, path);
+    results.insert(results.end(), more.begin(), more.end());
+  }
+  std::sort(results.begin(), results.end(),
+            [](const auto& a, const auto& b) { return a.index < b.index; });
+  for (size_t i = 1; i < results.size(); ++i) {
+    if (results[i].index == results[i - 1].index) {
+      fail(ErrorKind::Usage, "task {} is answered twice", results[i].id);
+    }
+  }
+  for (const char* field : {"shard", "answers", "by_kind", "continuations"}) all.erase(field);
+  all.update(measure::tasks_json(results, false));
+  record(flags, all);
+  fmt::print("{}",
+             flags.json ? dump(all) + "\n" : measure::tasks_table(measure::summarise(results)));
+  return 0;
 }
 
 int run_merge(const Flags& flags) {
+  if (read_text_file(flags.parts.front()).starts_with("{")) return merge_tasks(flags);
   measure::ScoreSet all = measure::read_scores(flags.parts.front());
   for (size_t i = 1; i < flags.parts.size(); ++i) {
     measure::merge(all, measure::read_scores(flags.parts[i]), flags.parts[i]);
@@ -275,6 +357,10 @@ void add_text(CLI::App& command, const std::shared_ptr<Flags>& flags) {
       ->capture_default_str();
   command.add_flag("--step-mode", flags->step,
                    "one token per step through the decode path, with the arena and its routing");
+  command
+      .add_option("--held-out-from", flags->held_out_from,
+                  "calibration text: counts the sequences of 13 tokens that both share")
+      ->expected(1, -1);
   command.add_option("--scores", flags->scores, "keeps every position's scores, for eval merge");
   command.add_option("--base-out", flags->base_out, "keeps base logits, to compare others with");
   command

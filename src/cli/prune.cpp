@@ -65,6 +65,28 @@ struct Chosen {
   std::optional<ExpertStats> stats;
 };
 
+// Measures that do not count how often an expert is used can keep those that hardly ever are:
+// docs/decisions/014-which-experts.md has a model on which that is worse than chance.
+void compare_with_sum(const Chosen& chosen, const std::vector<MoeLayer>& layers,
+                      surgery::ChooseOptions options) {
+  constexpr double kSuspicious = 0.75;
+  if (!chosen.stats || options.method == surgery::Method::Random) return;
+  const auto mean = [](const std::vector<LayerChoice>& choice) {
+    double sum = 0;
+    for (const LayerChoice& layer : choice) sum += layer.retained_reap;
+    return sum / static_cast<double>(choice.size());
+  };
+  const std::string name(surgery::method_name(options.method));
+  options.method = surgery::Method::ReapSum;
+  const double kept = mean(chosen.layers);
+  const double most = mean(surgery::choose(layers, &*chosen.stats, options));
+  if (kept >= kSuspicious * most) return;
+  log::warn(
+      "the experts that {} keeps make {:.0f} % of the experts' weighted output on the calibration "
+      "text, those of --method reap-sum {:.0f} %: compare both with `penstock eval kld`",
+      name, 100 * kept, 100 * most);
+}
+
 Chosen choose(const Flags& flags, const gguf::Model& model, const Sha256& id,
               const std::vector<MoeLayer>& layers) {
   if (flags.keep.empty() == flags.keep_map.empty()) {
@@ -107,6 +129,7 @@ Chosen choose(const Flags& flags, const gguf::Model& model, const Sha256& id,
   options.protect_outliers = flags.protect_outliers;
   options.seed = flags.seed;
   chosen.layers = surgery::choose(layers, measured, options);
+  compare_with_sum(chosen, layers, options);
   KeepMap& map = chosen.map;
   map.model_id = id;
   map.model_name = name;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,25 @@ bool lossy(const engine::Runtime& runtime) {
          metadata.has("penstock.keep_map_id") || metadata.has("penstock.requantise.steps");
 }
 
+// With cache-aware routing a measurement speaks for a run only if both replaced about as much
+// (spec/streaming.md §I.4: within 2 points).
+std::string other_routing(const engine::Runtime& runtime, const nlohmann::json& measurements) {
+  constexpr double kPoints = 0.02;
+  const experts::CacheRouter* router = runtime.stream().moce();
+  if (router == nullptr || router->total().slots == 0) return {};
+  const auto total = router->total();
+  const double share = static_cast<double>(total.replaced) / static_cast<double>(total.slots);
+  for (const nlohmann::json& m : measurements) {
+    if (!m.contains("routing") || !m["routing"].is_object()) continue;
+    const double measured = m["routing"].value("replaced_share", 0.0);
+    if (std::abs(measured - share) <= kPoints) continue;
+    return fmt::format(
+        "; NOT for this run: it replaced {:.1f} % of the slots, the measured one {:.1f} %",
+        100 * share, 100 * measured);
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string quality_row(const engine::Runtime& runtime) {
@@ -25,7 +45,10 @@ std::string quality_row(const engine::Runtime& runtime) {
   // The key reads pages of every tensor: not without reason.
   if (std::filesystem::exists(store.folder(), error)) {
     const auto known = store.find(measure::quality_key(runtime).id);
-    if (known) return fmt::format("  quality     {}\n", measure::quality_line(known));
+    if (known) {
+      return fmt::format("  quality     {}{}\n", measure::quality_line(known),
+                         other_routing(runtime, *known));
+    }
   }
   return lossy(runtime) ? "  quality: unmeasured (penstock eval measures it)\n" : "";
 }

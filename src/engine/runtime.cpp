@@ -118,6 +118,20 @@ void Runtime::load_all(const RuntimeOptions& options, const Progress& progress) 
   }
 }
 
+void Runtime::heed_watchdog() {
+  if (watchdog_ == nullptr) return;
+  stream_->allow_speculation(watchdog_->pressure() == experts::Pressure::None);
+  if (!watchdog_->take_shrink()) return;
+  const uint64_t bytes = stream_->shrink(watchdog_->report().policy.shrink_share);
+  watchdog_->gave_back(bytes);
+  log::warn("{} of the arena given back, {} slots are left", format_bytes(bytes),
+            stream_->shape().slots());
+}
+
+bool Runtime::out_of_memory() const noexcept {
+  return watchdog_ != nullptr && watchdog_->pressure() == experts::Pressure::Abort;
+}
+
 SamplerOptions Runtime::default_sampling() const {
   constexpr double kTemperature = 0.7;
   constexpr int64_t kTopK = 20;

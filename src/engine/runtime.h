@@ -46,6 +46,10 @@ class Runtime {
   const models::Info& info() const noexcept { return opened_.model->info(); }
   experts::Stream& stream() noexcept { return *stream_; }
   experts::Watchdog* watchdog() const noexcept { return watchdog_.get(); }  // null: switched off
+  // Between two steps: what the watchdog saw is acted upon by the thread that owns residency.
+  void heed_watchdog();
+  // Memory has run out: what is running ends after its step, nothing new begins.
+  bool out_of_memory() const noexcept;
   const experts::Stream& stream() const noexcept { return *stream_; }
   const experts::RowStore* rows() const noexcept { return rows_.get(); }
   const experts::ExpertSource& source() const noexcept { return opened_.source; }

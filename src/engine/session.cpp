@@ -49,22 +49,8 @@ void Session::check_room(size_t n_tokens) const {
   }
 }
 
-// Between steps: what the watchdog saw is acted upon by the thread that owns residency.
-void Session::heed_watchdog() {
-  experts::Watchdog* const watchdog = runtime_.watchdog();
-  if (watchdog == nullptr) return;
-  runtime_.stream().allow_speculation(watchdog->pressure() == experts::Pressure::None);
-  if (watchdog->take_shrink()) {
-    const uint64_t bytes = runtime_.stream().shrink(watchdog->report().policy.shrink_share);
-    watchdog->gave_back(bytes);
-    log::warn("{} of the arena given back, {} slots are left", format_bytes(bytes),
-              runtime_.stream().shape().slots());
-  }
-}
-
 bool Session::out_of_memory() const noexcept {
-  const experts::Watchdog* const watchdog = runtime_.watchdog();
-  return watchdog != nullptr && watchdog->pressure() == experts::Pressure::Abort;
+  return runtime_.out_of_memory();
 }
 
 uint64_t Session::peak_footprint() {
@@ -119,7 +105,7 @@ bool Session::prefill(std::span<const int32_t> tokens, const KeepGoing& keep_goi
   size_t done = 0;
   try {
     while (done < tokens.size()) {
-      heed_watchdog();
+      runtime_.heed_watchdog();
       if (!go_on()) break;
       const size_t n = std::min(chunk, tokens.size() - done);
       const bool last = done + n == tokens.size();
@@ -167,7 +153,7 @@ void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
 
 void Session::decode(int32_t token) {
   check_room(1);
-  heed_watchdog();
+  runtime_.heed_watchdog();
   const int64_t started = now_ns();
   forward(runtime_.stream(),
           {.tokens = {&token, 1}, .phase = experts::Phase::Decode, .logits = models::Logits::Last},
@@ -184,7 +170,7 @@ void Session::decode(int32_t token) {
 
 std::span<const float> Session::step(std::span<const int32_t> tokens) {
   check_room(tokens.size());
-  heed_watchdog();
+  runtime_.heed_watchdog();
   step_logits_.resize(tokens.size() * n_vocab_);
   runtime_.model().step(
       state_, runtime_.stream(),

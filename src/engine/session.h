@@ -114,7 +114,6 @@ class Session {
 
  private:
   void check_room(size_t n_tokens) const;
-  void heed_watchdog();
   void begin_prefill(size_t n_tokens);
   void end_prefill(size_t n_tokens);
   void forward(experts::Stream& stream, const models::Batch& batch, float* logits);

@@ -26,7 +26,8 @@ Windows::Windows(Runtime& runtime) : runtime_(runtime) {
   }
   const int64_t n_vocab = runtime.info().n_vocab;
   buffer_.resize(static_cast<size_t>(buffer_rows(n_vocab) * n_vocab));
-  runtime.model().map_prompt_scratch(runtime.options().prompt_chunk, runtime.state());
+  runtime.model().map_prompt_scratch(static_cast<int64_t>(at_once()) * runtime.options().n_ctx,
+                                     runtime.state());
 }
 
 Windows::~Windows() {
@@ -37,8 +38,8 @@ void Windows::run(std::span<const Window> windows, models::LogitRows rows) {
   if (windows.size() > at_once()) {
     fail(ErrorKind::Internal, "{} windows; {} run together", windows.size(), at_once());
   }
-  const experts::Watchdog* const watchdog = runtime_.watchdog();
-  if (watchdog != nullptr && watchdog->pressure() == experts::Pressure::Abort) {
+  runtime_.heed_watchdog();
+  if (runtime_.out_of_memory()) {
     fail(ErrorKind::Watchdog, "memory has run out: start again with a smaller --memory");
   }
   sequences_.clear();

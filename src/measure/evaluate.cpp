@@ -106,19 +106,18 @@ class Evaluation {
     writer_ = std::make_unique<BaseWriter>(options_.base_out, header, todo_.size());
   }
 
-  // The scores of a window are made piece by piece.
+  // The scores of a window are made piece by piece, all of one window before the next one's.
   struct Open {
     uint64_t window = 0;
     std::vector<int32_t> tokens;
     std::vector<PositionScore> scores;
-    std::vector<std::byte> rows;  // for the writer
+    int64_t n_done = 0;
   };
 
   void begin(Open* open, uint64_t window) {
     open->window = window;
     open->tokens = corpus_.window(window);
     open->scores.resize(static_cast<size_t>(set_.per_window()));
-    if (writer_) open->rows.resize(open->scores.size() * row_bytes_);
   }
 
   // Logits of rows `first` to `first + n` of the window.
@@ -142,11 +141,17 @@ class Evaluation {
       fail(ErrorKind::Numeric, "window {}, position {}: logits are not finite", open->window,
            first + bad);
     }
-    if (writer_) keep_rows(open, begin, rows);
+    open->n_done += n;
+    if (!writer_) return;
+    keep_rows(begin, rows);
+    if (open->n_done == set_.per_window() && !writer_->has(open->window)) {
+      writer_->write(open->window, rows_);
+    }
   }
 
-  void keep_rows(Open* open, int64_t begin, std::span<const float> logits) {
-    std::byte* const out = open->rows.data() + static_cast<uint64_t>(begin) * row_bytes_;
+  void keep_rows(int64_t begin, std::span<const float> logits) {
+    rows_.resize(static_cast<size_t>(set_.per_window()) * row_bytes_);
+    std::byte* const out = rows_.data() + static_cast<uint64_t>(begin) * row_bytes_;
     if (options_.base_logits_exact) {
       std::memcpy(out, logits.data(), logits.size_bytes());
       return;
@@ -161,7 +166,6 @@ class Evaluation {
   }
 
   void end(const Open& open) {
-    if (writer_ && !writer_->has(open.window)) writer_->write(open.window, open.rows);
     set_.windows.push_back({open.window, static_cast<uint32_t>(corpus_.part_of(open.window))});
     set_.scores.insert(set_.scores.end(), open.scores.begin(), open.scores.end());
     for (const PositionScore& score : open.scores) {
@@ -282,13 +286,15 @@ class Evaluation {
   std::vector<uint64_t> todo_;
   std::unique_ptr<BaseWriter> writer_;
   uint64_t row_bytes_ = 0;
+  std::vector<std::byte> rows_;  // of the window that is being scored, for the writer
   EvalProgress state_;
   double sum_nll_ = 0, sum_kld_ = 0;
 };
 
 }  // namespace
 
-void prepare(engine::RuntimeOptions* options, EvalMode mode, int64_t window) {
+void prepare(engine::RuntimeOptions* options, EvalMode mode, int64_t window,
+             std::optional<BaseRows::Form> written, const BaseReader* base) {
   options->n_ctx = window;
   options->windows = mode == EvalMode::Batch;
   if (options->windows && options->prompt_chunk != 0 && options->prompt_chunk < window) {
@@ -298,6 +304,17 @@ void prepare(engine::RuntimeOptions* options, EvalMode mode, int64_t window) {
   }
   // Prompts are not evaluated in steps; the least scratch will do.
   if (!options->windows && options->prompt_chunk == 0) options->prompt_chunk = 32;
+  const gguf::Model file = gguf::Model::open(options->model_path, {.allow_missing_experts = true});
+  const gguf::Tensor* embedding = file.find("token_embd.weight");
+  BaseHeader header;
+  header.n_vocab = embedding == nullptr ? 0 : static_cast<int64_t>(embedding->ne[1]);
+  header.window_tokens = window;
+  options->caller_bytes += engine::Windows::buffer_bytes(std::max<int64_t>(1, header.n_vocab));
+  if (written) {
+    header.form = *written;
+    options->caller_bytes += header.window_bytes();
+  }
+  if (base != nullptr) options->caller_bytes += base->header().window_bytes();
 }
 
 ScoreSet evaluate(engine::Runtime& runtime, const surgery::Corpus& corpus,

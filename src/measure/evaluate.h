@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -34,8 +35,10 @@ struct EvalProgress {
   double mean_kld = 0;
 };
 
-// What a runtime must be opened with: windows in Batch mode, and the buffers' bytes.
-void prepare(engine::RuntimeOptions* options, EvalMode mode, int64_t window);
+// What a runtime must be opened with: windows in Batch mode, and room for what is held beside the
+// model: a window's base logits, written (of this form) or read.
+void prepare(engine::RuntimeOptions* options, EvalMode mode, int64_t window,
+             std::optional<BaseRows::Form> written = {}, const BaseReader* base = nullptr);
 
 // Scores the windows of the shard. Throws Error(Numeric) naming layer, window and position where
 // logits are not finite; Usage when the base is of another text, vocabulary or window, or when

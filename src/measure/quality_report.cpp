@@ -147,11 +147,9 @@ Json tasks_json(const std::vector<TaskResult>& results, bool answers) {
   if (answers) {
     Json list = Json::array();
     for (const TaskResult& r : results) {
-      Json one = {{"id", r.id},
-                  {"kind", r.kind},
-                  {"solved", r.solved},
-                  {"ended", r.answer.ended},
-                  {"tokens", r.answer.tokens},
+      Json one = {{"index", r.index},        {"id", r.id},
+                  {"kind", r.kind},          {"solved", r.solved},
+                  {"ended", r.answer.ended}, {"tokens", r.answer.tokens},
                   {"answer", r.answer.text}};
       if (r.valid) one["valid"] = *r.valid;
       list.push_back(std::move(one));
@@ -159,6 +157,28 @@ Json tasks_json(const std::vector<TaskResult>& results, bool answers) {
     out["answers"] = std::move(list);
   }
   return out;
+}
+
+std::vector<TaskResult> read_answers(const nlohmann::json& tasks, const std::string& path) {
+  std::vector<TaskResult> results;
+  try {
+    for (const nlohmann::json& one : tasks.at("answers")) {
+      TaskResult r;
+      r.index = one.at("index");
+      r.id = one.at("id");
+      r.kind = one.at("kind");
+      r.solved = one.at("solved");
+      r.answer.ended = one.at("ended");
+      r.answer.tokens = one.at("tokens");
+      r.answer.text = one.at("answer");
+      if (one.contains("valid")) r.valid = one["valid"].get<bool>();
+      results.push_back(std::move(r));
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail(ErrorKind::Format, "{}: no answers of `eval tasks --answers --json`: {}", path,
+         error.what());
+  }
+  return results;
 }
 
 std::string tasks_table(const TaskSummary& s) {

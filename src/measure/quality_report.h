@@ -14,6 +14,8 @@ namespace penstock::measure {
 nlohmann::ordered_json quality_json(const ScoreSet& set);
 std::string quality_table(const ScoreSet& set);
 
+// With every answer where `answers`; read_answers() takes them from there.
+std::vector<TaskResult> read_answers(const nlohmann::json& tasks, const std::string& path);
 nlohmann::ordered_json tasks_json(const std::vector<TaskResult>& results, bool answers);
 std::string tasks_table(const TaskSummary& summary);
 

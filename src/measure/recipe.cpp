@@ -384,6 +384,11 @@ std::vector<RecipeStep> recipe_steps(const Recipe& recipe, const std::string& fo
                         {base},
                         true};
   perplexity.inputs.push_back(recipe.model);
+  if (!recipe.calibration_text.empty()) {
+    perplexity.command.push_back("--held-out-from");
+    perplexity.command = with(perplexity.command, recipe.calibration_text);
+    perplexity.inputs = with(perplexity.inputs, recipe.calibration_text);
+  }
   steps.push_back(std::move(perplexity));
 
   for (const RecipeArm& arm : recipe.arms) {

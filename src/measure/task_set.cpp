@@ -187,7 +187,7 @@ std::optional<CalledTool> find_tool_call(std::string_view answer) {
 }
 
 TaskResult judge(const Task& task, Answer answer) {
-  TaskResult result{task.id, task.kind, std::move(answer), false, std::nullopt};
+  TaskResult result{0, task.id, task.kind, std::move(answer), false, std::nullopt};
   const std::string_view text = without_reasoning(result.answer.text);
   switch (task.check) {
     case Check::Exact:
@@ -271,6 +271,7 @@ std::vector<TaskResult> run_tasks(engine::Runtime& runtime, const std::vector<Ta
     }
     results.push_back(judge(tasks[i], {got.text, got.reason == engine::StopReason::EndToken,
                                        static_cast<int64_t>(got.tokens.size())}));
+    results.back().index = i;
     progress(results.back());
   }
   return results;

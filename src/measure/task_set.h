@@ -41,6 +41,7 @@ struct Answer {
 };
 
 struct TaskResult {
+  uint64_t index = 0;  // of the task in its file
   std::string id, kind;
   Answer answer;
   bool solved = false;

@@ -73,7 +73,8 @@ importance = true
             "calibrate M.gguf -o W/stats.gguf --imatrix-out W/imatrix.gguf --window 256 --text "
             "c1.txt c2.txt");
   EXPECT_EQ(joined(step_named(steps, "source")),
-            "eval perplexity M.gguf --json --base-out W/base.logits --window 128 --text e.txt");
+            "eval perplexity M.gguf --json --base-out W/base.logits --window 128 --text e.txt "
+            "--held-out-from c1.txt c2.txt");
   EXPECT_EQ(joined(step_named(steps, "half.build")),
             "prune M.gguf -o W/half.gguf --force --json W/half.report.json --keep 0.5 --method "
             "reap --stats "
