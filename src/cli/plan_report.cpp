@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/machine.h"
+#include "experts/io_choice.h"
 #include "cli/dense_summary.h"
 
 namespace penstock::cli {
@@ -34,6 +35,8 @@ std::string head_text(const PlanReport& report) {
   out += fmt::format("  {}, {} layers, {} experts\n", info.architecture, info.n_layer,
                      report.plan.outcome.plan.shape.n_experts());
   out += fmt::format("  experts are read from {}\n", opened.source.describe());
+  out += fmt::format("  held        {}\n",
+                     experts::io_choice(options.stream, report.plan.outcome.plan.shape));
   out += fmt::format("  disk        {}\n", report.reader);
   out += fmt::format("  compute     {} threads, {}, {} activations\n", options.threads,
                      quant::isa_name(quant::current_isa()),

@@ -8,6 +8,7 @@
 #include "base/machine.h"
 #include "cli/dense_summary.h"
 #include "cli/quality_summary.h"
+#include "experts/io_choice.h"
 
 namespace penstock::cli {
 namespace {
@@ -305,6 +306,8 @@ std::string summary_table(engine::Session& session, const std::string& end) {
         fmt::format(", {:.2f} MB of n-gram rows", static_cast<double>(counters.ple.bytes) * 1e-6);
   }
   out += fmt::format("\n  experts in  {}\n", runtime.source().describe());
+  out +=
+      fmt::format("  held        {}\n", experts::io_choice(runtime.options().stream, plan.shape));
   if (counters.records_verified != 0) {
     out += fmt::format("  verified    {} of {} records read, all sound\n",
                        counters.records_verified, counters.experts_read);
@@ -454,6 +457,7 @@ Json plan_json(engine::Session& session) {
           {"prompt_chunk", runtime.options().prompt_chunk},
           {"threads", runtime.options().threads},
           {"io", runtime.stream().io().describe()},
+          {"held", experts::io_choice(runtime.options().stream, plan.shape)},
           {"arena_huge_bytes", runtime.load().arena_huge_bytes},
           {"measured",
            {{"footprint", memory.total()},

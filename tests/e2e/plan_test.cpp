@@ -70,7 +70,8 @@ class PlanProgram : public Program {
 TEST_F(PlanProgram, ShowsEveryTermAndNoSpeedThatWasNotMeasured) {
   const Outcome outcome = run(plan(kSample));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  expect_words(outcome.out, {"dense",
+  expect_words(outcome.out, {"held        in an arena (--io auto: every expert has a slot",
+                             "dense",
                              "kv",
                              "state",
                              "scratch_decode",
