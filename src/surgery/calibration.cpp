@@ -1,5 +1,6 @@
 #include "surgery/calibration.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "gguf/model.h"
 #include "gguf/writer.h"
 #include "surgery/keep_map.h"
@@ -274,7 +276,9 @@ void write_calibration(const std::string& path, const Calibration& c) {
   writer.finish();
 }
 
-Calibration read_calibration(const std::string& path) {
+namespace {
+
+Calibration parse_calibration(const std::string& path) {
   const gguf::Model file = gguf::Model::open(path);
   const gguf::Metadata& m = file.metadata();
   const std::string_view type = m.get_string("general.type", "");
@@ -336,6 +340,16 @@ Calibration read_calibration(const std::string& path) {
   c.odd = read_half(file, shape, "odd");
   read_columns(file, c);
   return c;
+}
+
+}  // namespace
+
+Calibration read_calibration(const std::string& path) {
+  Calibration calibration = parse_calibration(path);
+  // Read once: its pages are better used for experts.
+  const File file = File::open_read(path);
+  ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
+  return calibration;
 }
 
 void merge(Calibration& all, const Calibration& more, const std::string& path) {
