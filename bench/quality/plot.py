@@ -22,7 +22,7 @@ text { fill: currentColor } .small { font-size: 12px } .axis { stroke: currentCo
 
 def main() -> None:
     rows = json.loads((ROOT / "bench/results/quality-routing.json").read_text())["rows"]
-    points = [(row["speed"]["bytes_per_token"] / 1e6, row["mean_kld"], row["mean_kld_interval"], row["routing"],
+    points = [(row["streaming"]["bytes_per_token"] / 1e6, row["mean_kld"], row["mean_kld_interval"], row["routing"],
                row["tasks"]["accuracy"]) for row in rows]
     x_max = max(p[0] for p in points) * 1.08
     y_max = max(p[2][1] for p in points) * 1.08
@@ -46,18 +46,26 @@ def main() -> None:
                    f'<text class="small" x="{LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{v:g}</text>')
     out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 18}" text-anchor="middle">MB read per decoded token</text>')
     out.append(f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">mean KLD</text>')
-    exact = [p for p in points if p[3] == "exact"]
+    exact = [p for p in points if p[3] == "prior-0"]
     for kind in ("bonus", "prior"):
         curve = sorted(exact + [p for p in points if p[3].startswith(kind)], reverse=True)
         path = " ".join(f"{x(p[0]):.1f},{y(p[1]):.1f}" for p in curve)
         out.append(f'<polyline class="line {kind}" style="fill:none" points="{path}"/>')
-    for px, py, (low, high), routing, accuracy in points:
+    taken: list[tuple[float, float]] = []  # places of labels
+    for px, py, (low, high), routing, accuracy in sorted(points, key=lambda p: p[1]):
         kind = routing.split("-")[0]
-        label = routing.replace("-", " ", 1).replace("prior", "lambda")
+        label = "exact" if routing == "prior-0" else routing.replace("-", " ", 1).replace("prior", "lambda")
+        # Upwards until no label nearby is in the way.
+        at_x, at_y = x(px) + 9, y(py) + 4
+        while any(abs(at_x - other_x) < 190 and abs(at_y - other_y) < 15 for other_x, other_y in taken):
+            at_y -= 3
+        taken.append((at_x, at_y))
+        end = at_x > WIDTH - 160
         out.append(f'<line class="bar {kind}" x1="{x(px):.1f}" x2="{x(px):.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}"/>'
                    f'<circle class="{kind}" cx="{x(px):.1f}" cy="{y(py):.1f}" r="4"><title>{label}: {px:.2f} MB, KLD {py:.4f}, '
                    f'tasks {100 * accuracy:.0f} %</title></circle>'
-                   f'<text class="small" x="{x(px) + 7:.1f}" y="{y(py) - 7:.1f}">{label}, tasks {100 * accuracy:.0f} %</text>')
+                   f'<text class="small" x="{at_x - 4 if end else at_x:.1f}" y="{at_y - 14 if end else at_y:.1f}" text-anchor='
+                   f'"{"end" if end else "start"}">{label}, tasks {100 * accuracy:.0f} %</text>')
     out.append("</svg>\n")
     (ROOT / "docs/cache-aware-routing.svg").write_text("\n".join(out))
 

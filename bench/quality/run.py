@@ -106,9 +106,9 @@ def double(work: pathlib.Path) -> str:
 
 
 def routing(work: pathlib.Path) -> str:
-    """The curve of cache-aware routing, each point with its own cache, closed loop."""
+    """The curve of cache-aware routing, each point with its own cache, closed loop; lambda 0 is exact."""
     return header(work, DOMAINS, True, True) + arm(
-        "none", "bonus = [0, 0.25, 0.5, 0.85, 1.5]", "lambda = [0.05, 0.09, 0.15, 0.3]")
+        "none", "bonus = [0.25, 0.5, 0.85, 1.5]", "lambda = [0, 0.05, 0.09, 0.15, 0.3]")
 
 
 QUESTIONS = {"matrix": matrix, "matrix-moce": matrix_moce, "ranking": ranking, "double": double, "routing": routing,

@@ -126,8 +126,9 @@ void record(const Flags& flags, const Json& measurement) {
 
 // What belongs to a result beside its scores.
 struct Circumstances {
-  Json routing;  // with cache-aware routing: how much it replaced
-  Json overlap;  // with --held-out-from
+  Json routing;    // with cache-aware routing: how much it replaced
+  Json streaming;  // step by step: what the arena gave, the same text for every setting
+  Json overlap;    // with --held-out-from
 };
 
 Json routing_json(const engine::Runtime& runtime) {
@@ -137,6 +138,18 @@ Json routing_json(const engine::Runtime& runtime) {
   const auto slots = static_cast<double>(std::max<uint64_t>(1, m.slots));
   return {{"replaced_share", static_cast<double>(m.replaced) / slots},
           {"guard_events", router->guard_events()}};
+}
+
+Json streaming_json(const engine::Runtime& runtime) {
+  const experts::Counters c = runtime.counters();
+  if (c.tokens == 0) return nullptr;
+  experts::UseCounts uses = c.first;
+  uses += c.steady;
+  const auto tokens = static_cast<double>(c.tokens);
+  const auto hits = static_cast<double>(uses.arena + uses.ra_timely + uses.ra_late);
+  return {{"slots", runtime.plan().slots()},
+          {"hit_rate", hits / static_cast<double>(std::max<uint64_t>(1, uses.total()))},
+          {"bytes_per_token", static_cast<double>(c.demand.bytes + c.spec.bytes) / tokens}};
 }
 
 // Of every 13 tokens in a row of the text, how many stand in the other files too.
@@ -168,6 +181,7 @@ int finish(const Flags& flags, const measure::ScoreSet& set, bool whole,
   }
   Json json = measure::quality_json(set);
   if (!circumstances.routing.is_null()) json["routing"] = circumstances.routing;
+  if (!circumstances.streaming.is_null()) json["streaming"] = circumstances.streaming;
   if (!circumstances.overlap.is_null()) json["overlap"] = circumstances.overlap;
   record(flags, json);
   fmt::print("{}", flags.json ? dump(json) + "\n" : measure::quality_table(set));
@@ -226,6 +240,7 @@ int run_text(const Flags& flags, bool with_base) {
   circumstances.overlap = overlap_json(*runtime, corpus, flags.held_out_from);
   const measure::ScoreSet set = score(*runtime, corpus, how, with_base ? "kld" : "perplexity");
   circumstances.routing = routing_json(*runtime);
+  circumstances.streaming = streaming_json(*runtime);
   return finish(flags, set, how.n_shards == 1, circumstances);
 }
 

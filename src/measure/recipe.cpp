@@ -479,9 +479,10 @@ nlohmann::ordered_json recipe_rows(const Recipe& recipe,
       if (const auto kld = results.find(name + ".kld"); kld != results.end()) {
         const nlohmann::json& j = kld->second;
         copy(&row, j, {"ppl", "ppl_ratio", "mean_kld", "same_top", "rms_dp"});
-        for (const char* field : {"quality_key", "mode", "positions", "parts"}) {
+        for (const char* field : {"quality_key", "mode", "positions", "streaming", "parts"}) {
           if (j.contains(field)) row[field] = j[field];
         }
+        if (j.contains("routing")) row["replaced_share"] = j["routing"].at("replaced_share");
       }
       if (const auto tasks = results.find(name + ".tasks"); tasks != results.end()) {
         nlohmann::ordered_json part;
