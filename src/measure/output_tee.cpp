@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <utility>
 
 #include "base/error.h"
@@ -25,6 +26,7 @@ void write_all(int fd, const char* data, size_t bytes) noexcept {
 }  // namespace
 
 OutputTee::OutputTee(int fd) : fd_(fd) {
+  std::fflush(nullptr);  // what was printed before is not part of it
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
     fail(ErrorKind::Io, "no pipe to record the output with: {}", errno_text(errno));
