@@ -148,7 +148,6 @@ int run_calibrate(const Flags& flags) {
   options.windows = true;
   options.n_ctx = flags.window;
   options.profile = "none";
-  options.watchdog_ms = std::max(options.watchdog_ms, 0);
   if (options.prompt_chunk != 0 && options.prompt_chunk < flags.window) {
     fail(ErrorKind::Usage,
          "--prompt-chunk {} is less than a window of {} tokens: windows are evaluated whole",

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/commands.h"
@@ -314,9 +314,6 @@ int run_tasks(const Flags& flags) {
   check_unchanged(*runtime);
   if (stop()) fail(ErrorKind::Cancelled, "interrupted after {} tasks", results.size());
   const measure::QualityKey key = measure::quality_key(*runtime);
-  const std::string bytes = read_text_file(flags.tasks);
-  Sha256Stream hash;
-  hash.update(bytes.data(), bytes.size());
   Json json = {{"kind", "tasks"},
                {"model", std::string(runtime->file().metadata().get_string("general.name", ""))},
                {"model_id", hex(runtime->file().model_id())},
@@ -324,7 +321,7 @@ int run_tasks(const Flags& flags) {
                {"quality_settings", key.settings},
                {"mode", "step"},
                {"tasks", std::filesystem::path(flags.tasks).filename().string()},
-               {"tasks_sha256", hex(hash.finish())},
+               {"tasks_sha256", hex(sha256(read_text_file(flags.tasks)))},
                {"max_tokens", flags.max_tokens}};
   if (how.n_shards > 1) json["shard"] = {how.shard, how.n_shards};
   json.update(measure::tasks_json(results, flags.answers));

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <memory>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/commands.h"
@@ -137,7 +138,7 @@ Chosen choose(const Flags& flags, const gguf::Model& model, const Sha256& id,
   map.rule = surgery::rule_text(options);
   map.seed = options.method == surgery::Method::Random ? flags.seed : 0;
   if (stats) {
-    map.stats_id = file_hash(flags.stats);
+    map.stats_id = sha256_file(flags.stats);
     map.tokens = stats->tokens;
   }
   for (const LayerChoice& layer : chosen.layers) map.layers.push_back(layer.kept);

@@ -15,9 +15,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.h"
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -37,12 +37,6 @@ struct Flags {
   std::string file, folder;
   bool dry_run = false, json = false;
 };
-
-std::string digest(const std::string& text) {
-  Sha256Stream hash;
-  hash.update(text.data(), text.size());
-  return hex(hash.finish());
-}
 
 std::string quoted(const std::string& argument) {
   const bool plain =
@@ -64,7 +58,7 @@ std::string identity_of(const std::string& path) {
   if (path.ends_with(".gguf")) {
     return hex(gguf::Model::open(path, {.allow_missing_experts = true}).model_id());
   }
-  return digest(read_text_file(path));
+  return hex(sha256(read_text_file(path)));
 }
 
 class Kitchen {
@@ -135,7 +129,7 @@ class Kitchen {
       if (known == made_.end()) known = made_.emplace(input, identity_of(input)).first;
       text += "\n" + known->second;
     }
-    return digest(text);
+    return hex(sha256(text));
   }
 
   bool done(const RecipeStep& step, const std::string& key) const {
@@ -228,7 +222,7 @@ int run_recipe(const Flags& flags) {
   const nlohmann::ordered_json rows = kitchen.rows();
   const nlohmann::ordered_json result = {{"schema", "penstock-recipe-result-1"},
                                          {"program", version_number()},
-                                         {"recipe_sha256", digest(read_text_file(flags.file))},
+                                         {"recipe_sha256", hex(sha256(read_text_file(flags.file)))},
                                          {"rows", rows}};
   const std::string text = result.dump(1) + "\n";
   AtomicFile file(folder + "/result.json");

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -247,19 +248,6 @@ surgery::TypeRules RewriteFlags::rules() const {
   return rules;
 }
 
-Sha256 file_hash(const std::string& path) {
-  const File file = File::open_read(path);
-  Sha256Stream hash;
-  std::vector<std::byte> buffer(size_t{1} << 20);
-  const uint64_t size = file.size();
-  for (uint64_t at = 0; at < size; at += buffer.size()) {
-    const std::span<std::byte> part(buffer.data(), std::min<uint64_t>(buffer.size(), size - at));
-    file.read_at(at, part);
-    hash.update(part.data(), part.size());
-  }
-  return hash.finish();
-}
-
 std::optional<GivenImatrix> read_importance(const RewriteFlags& flags) {
   if (flags.imatrix.empty()) {
     if (flags.require_imatrix) fail(ErrorKind::Usage, "--require-imatrix needs --imatrix FILE");
@@ -267,7 +255,7 @@ std::optional<GivenImatrix> read_importance(const RewriteFlags& flags) {
   }
   return GivenImatrix{surgery::read_imatrix(flags.imatrix),
                       std::filesystem::path(flags.imatrix).filename().string(),
-                      file_hash(flags.imatrix)};
+                      sha256_file(flags.imatrix)};
 }
 
 void print_changes(const RewritePlan& plan, const std::vector<surgery::Fallback>& fallbacks) {

@@ -50,7 +50,4 @@ surgery::RewriteResult carry_out(const RewriteFlags& flags,
                                  const std::optional<GivenImatrix>& imatrix,
                                  const surgery::RewritePlan& plan);
 
-// SHA-256 of a file's bytes.
-Sha256 file_hash(const std::string& path);
-
 }  // namespace penstock::cli

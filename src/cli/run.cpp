@@ -27,6 +27,7 @@
 #include "engine/generate.h"
 #include "experts/predict.h"
 #include "experts/trace_file.h"
+#include "surgery/corpus.h"
 #include "text/reasoning.h"
 #include "text/tokenizer_gguf.h"
 
@@ -393,9 +394,7 @@ void Runner::write_profile() {
   profile.routing = moce.on() ? experts::moce_name(moce.mode) : "exact";
   profile.layers = uses_->layers();
   profile.n_tokens = session_.tokens().size();
-  Sha256Stream hash;
-  hash.update(session_.tokens().data(), session_.tokens().size_bytes());
-  profile.tokens_id = hash.finish();
+  profile.tokens_id = surgery::tokens_id(session_.tokens());
   profile.windows = experts::window_hashes(session_.tokens());
   experts::write_profile(flags_.profile_out, profile);
   log::info("{} uses of experts counted in {}", profile.uses(), flags_.profile_out);

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/digest.h"
 #include "base/log.h"
 #include "cli/dense_summary.h"
 #include "cli/summary.h"
@@ -27,7 +28,7 @@ Json inputs_json(const engine::Runtime& runtime) {
   out["profile"] = nullptr;
   if (const experts::Profile* profile = runtime.profile()) {
     out["profile"] = {{"path", runtime.profile_path()},
-                      {"sha256", measure::sha256_of_file(runtime.profile_path())},
+                      {"sha256", hex(sha256_file(runtime.profile_path()))},
                       {"tokens_sha256", hex(profile->tokens_id)},
                       {"tokens", profile->n_tokens}};
   }

@@ -9,6 +9,7 @@
 #include "cli/dense_summary.h"
 #include "cli/quality_summary.h"
 #include "experts/io_choice.h"
+#include "measure/counters_json.h"
 
 namespace penstock::cli {
 namespace {
@@ -16,19 +17,11 @@ namespace {
 using experts::Counters;
 using experts::ReadCounts;
 using experts::UseCounts;
+using measure::uses_json;
 using Json = nlohmann::ordered_json;
 
 double share(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-}
-
-Json uses_json(const UseCounts& uses) {
-  return {{"arena", uses.arena},
-          {"ra_timely", uses.ra_timely},
-          {"ra_late", uses.ra_late},
-          {"miss_issued", uses.miss_issued},
-          {"miss_joined", uses.miss_joined},
-          {"total", uses.total()}};
 }
 
 Json reads_json(const ReadCounts& reads) {

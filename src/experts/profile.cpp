@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -49,15 +50,8 @@ class Reader {
     return json.get<std::string>();
   }
   Sha256 digest(const Json& json, const char* field) const {
-    const std::string digits = text(json, field);
     Sha256 out{};
-    if (digits.size() != 2 * out.size()) bad(field, "must be a SHA-256 of 64 digits");
-    for (size_t i = 0; i < digits.size(); ++i) {
-      const char c = digits[i];
-      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-      if (digit < 0) bad(field, "must be a SHA-256 of 64 digits");
-      out[i / 2] = static_cast<uint8_t>(out[i / 2] << 4 | digit);
-    }
+    if (!parse_sha256(text(json, field), &out)) bad(field, "must be a SHA-256 of 64 digits");
     return out;
   }
 

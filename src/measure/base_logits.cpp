@@ -9,10 +9,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "surgery/keep_map.h"
 
 namespace penstock::measure {
 namespace {
@@ -238,8 +238,8 @@ void BaseReader::open_ours() {
     header_.model_name = json.at("model_name");
     header_.quality_key = json.at("quality_key");
     n_tokens = json.at("n_tokens");
-    if (!surgery::parse_digest(json.at("model_id"), &header_.model_id) ||
-        !surgery::parse_digest(json.at("corpus_id"), &header_.corpus_id)) {
+    if (!parse_sha256(json.at("model_id").get<std::string>(), &header_.model_id) ||
+        !parse_sha256(json.at("corpus_id").get<std::string>(), &header_.corpus_id)) {
       fail(ErrorKind::Format, "{}: an identity is no SHA-256", path);
     }
   } catch (const nlohmann::json::exception& error) {

@@ -1,6 +1,6 @@
 #include "measure/quality_key.h"
 
-#include "base/hash.h"
+#include "base/digest.h"
 #include "quant/matmul.h"
 
 namespace penstock::measure {
@@ -35,10 +35,8 @@ QualityKey quality_key(const engine::Runtime& runtime) {
         runtime.profile() == nullptr ? "none" : experts::fill_name(options.stream.fill);
     settings["read_ahead"] = experts::read_ahead_name(options.stream.read_ahead);
   }
-  const std::string text = settings.dump();
-  Sha256Stream hash;
-  hash.update(text.data(), text.size());
-  return {std::move(settings), hex(hash.finish())};
+  std::string id = hex(sha256(settings.dump()));
+  return {std::move(settings), std::move(id)};
 }
 
 }  // namespace penstock::measure

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/clock.h"
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -55,8 +56,8 @@ RunRecorder::RunRecorder(const std::string& folder, const Producer& producer)
   record_["environment"] = environment_json();
   record_["machine"] = machine_json({});
   const std::string run_id =
-      sha256_text(fmt::format("{} {} {}", unix_seconds(), ::getpid(),
-                              record_["producer"]["executable_sha256"].get<std::string>()))
+      hex(sha256(fmt::format("{} {} {}", unix_seconds(), ::getpid(),
+                             record_["producer"]["executable_sha256"].get<std::string>())))
           .substr(0, 32);
   record_["run_id"] = run_id;
   for (const char* name : {"inputs", "plan", "dense", "timings", "watchdog", "experts", "settings",
@@ -74,7 +75,7 @@ RunRecorder::RunRecorder(const std::string& folder, const Producer& producer)
   if (!producer.diff_sha256.empty()) {
     try {
       // Only if it still is the difference that was built.
-      if (sha256_of_file(producer.diff_path) == producer.diff_sha256) {
+      if (hex(sha256_file(producer.diff_path)) == producer.diff_sha256) {
         archive(read_text_file(producer.diff_path));
         record_["producer"]["diff_archived"] = true;
       }
@@ -95,7 +96,7 @@ RunRecorder::~RunRecorder() {
 }
 
 std::string RunRecorder::archive(std::string_view bytes) {
-  const std::string hash = sha256_text(bytes);
+  const std::string hash = hex(sha256(bytes));
   const fs::path path = fs::path(folder_) / "files" / hash;
   if (!fs::exists(path)) write_file(path.string(), bytes);
   return hash;
@@ -181,7 +182,7 @@ std::string RunRecorder::finish(const std::string& state, int exit_code, const s
       {"state", state}, {"exit_code", exit_code}, {"error", error.empty() ? Json() : Json(error)}};
   // Parsed once more, so that what is written is what any reader writes again.
   const std::string text = canonical_text(Json::parse(canonical_text(record_)));
-  const std::string path = (fs::path(folder_) / (sha256_text(text) + ".json")).string();
+  const std::string path = (fs::path(folder_) / (hex(sha256(text)) + ".json")).string();
   write_file(path, text);
   std::error_code ignored;
   fs::remove(unfinished_, ignored);

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/machine.h"
@@ -116,25 +117,6 @@ Json thermal_json() {
 
 }  // namespace
 
-std::string sha256_text(std::string_view bytes) {
-  Sha256Stream hash;
-  hash.update(bytes.data(), bytes.size());
-  return hex(hash.finish());
-}
-
-std::string sha256_of_file(const std::string& path) {
-  const File file = File::open_read(path);
-  Sha256Stream hash;
-  std::vector<std::byte> block(size_t{1} << 20);
-  const uint64_t size = file.size();
-  for (uint64_t at = 0; at < size; at += block.size()) {
-    const auto n = static_cast<size_t>(std::min<uint64_t>(block.size(), size - at));
-    file.read_at(at, std::span(block).first(n));
-    hash.update(block.data(), n);
-  }
-  return hex(hash.finish());
-}
-
 Json producer_json(const Producer& producer) {
   const std::string path = executable_path();
   std::string build_id;
@@ -149,7 +131,7 @@ Json producer_json(const Producer& producer) {
               {"build_id", build_id.empty() ? Json() : Json(build_id)},
               {"executable", path},
               // Through the link: the very file that runs, whatever lies at its path now.
-              {"executable_sha256", sha256_of_file("/proc/self/exe")},
+              {"executable_sha256", hex(sha256_file("/proc/self/exe"))},
               {"executable_modified", nullptr}};
   struct stat info {};
   if (stat("/proc/self/exe", &info) == 0) {

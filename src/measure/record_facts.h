@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/hash.h"
-
 namespace penstock::measure {
 
 // What only the build knows.
@@ -16,9 +14,6 @@ struct Producer {
   std::string diff_sha256 = {};  // of the working tree's difference to the revision; empty: none
   std::string diff_path = {};    // where the build left it
 };
-
-std::string sha256_text(std::string_view bytes);      // hexadecimal
-std::string sha256_of_file(const std::string& path);  // hexadecimal; throws Error(Io)
 
 // With the executable's hash, build id and time.
 nlohmann::json producer_json(const Producer& producer);

@@ -4,6 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "measure/json_schema.h"
@@ -122,7 +123,7 @@ void check_files(const Json& record, const fs::path& folder, Problems& problems)
       problems.expect(false, "{}: files/{} is not there", what, hash);
       return;
     }
-    const std::string found = sha256_of_file(path.string());
+    const std::string found = hex(sha256_file(path.string()));
     problems.expect(found == hash, "{}: files/{} was changed, its hash is {}", what, hash, found);
   };
   for (const Json& turn : record.at("turns")) {
@@ -175,7 +176,7 @@ RecordCheck verify_record(const std::string& path) {
   check.path = path;
   try {
     const std::string text = read_text_file(path);
-    check.sha256 = sha256_text(text);
+    check.sha256 = hex(sha256(text));
     const std::string name = fs::path(path).filename().string();
     if (name != check.sha256 + ".json") {
       check.problems.push_back(fmt::format(

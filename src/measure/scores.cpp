@@ -7,10 +7,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "gguf/model.h"
 #include "gguf/writer.h"
-#include "surgery/keep_map.h"
 
 namespace penstock::measure {
 namespace {
@@ -190,7 +190,7 @@ ScoreSet read_scores(const std::string& path) {
   }
   const auto digest = [&](std::string_view digits, const char* what) {
     Sha256 id{};
-    if (!surgery::parse_digest(std::string(digits), &id)) {
+    if (!parse_sha256(digits, &id)) {
       fail(ErrorKind::Format, "{}: {} is no SHA-256: '{}'", path, what, gguf::printable(digits));
     }
     return id;

@@ -5,19 +5,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "measure/counters_json.h"
+
 namespace penstock::measure {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-Json uses_json(const experts::UseCounts& uses) {
-  return {{"arena", uses.arena},
-          {"ra_timely", uses.ra_timely},
-          {"ra_late", uses.ra_late},
-          {"miss_issued", uses.miss_issued},
-          {"miss_joined", uses.miss_joined},
-          {"total", uses.total()}};
-}
 
 Json setting_json(const SimSetting& s) {
   Json out = {{"policy", policy_name(s.policy)}, {"hot_share", s.hot_share},

@@ -7,11 +7,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "gguf/model.h"
 #include "gguf/writer.h"
-#include "surgery/keep_map.h"
 
 namespace penstock::surgery {
 namespace {
@@ -89,7 +89,7 @@ std::string layer_name(int layer, const char* half) {
 Sha256 get_digest(const gguf::Metadata& metadata, const char* key) {
   const std::string_view digits = metadata.get_string(key);
   Sha256 digest{};
-  if (!parse_digest(std::string(digits), &digest)) {
+  if (!parse_sha256(digits, &digest)) {
     fail(ErrorKind::Format, "{}: {} is no SHA-256: '{}'", metadata.path(), key,
          gguf::printable(digits));
   }
@@ -313,7 +313,7 @@ Calibration parse_calibration(const std::string& path) {
   }
   for (size_t i = 0; i < names.size(); ++i) {
     CorpusPart part{std::string(names[i]), {}, counts[i]};
-    if (!parse_digest(std::string(ids[i]), &part.tokens_id)) {
+    if (!parse_sha256(ids[i], &part.tokens_id)) {
       fail(ErrorKind::Format, "{}: calibration.corpus.token_ids: no SHA-256", path);
     }
     c.corpus.push_back(std::move(part));

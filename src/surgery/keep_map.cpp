@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -55,7 +56,7 @@ class Reader {
   }
   Sha256 digest(const Json& json, const std::string& field) const {
     Sha256 id{};
-    if (!parse_digest(text(json, field), &id)) bad(field, "must be a SHA-256 of 64 digits");
+    if (!parse_sha256(text(json, field), &id)) bad(field, "must be a SHA-256 of 64 digits");
     return id;
   }
   KeptLayer layer(const Json& json, size_t index) const;
@@ -94,18 +95,6 @@ KeptLayer Reader::layer(const Json& json, size_t index) const {
 
 }  // namespace
 
-bool parse_digest(const std::string& digits, Sha256* out) noexcept {
-  if (digits.size() != 2 * out->size()) return false;
-  out->fill(0);
-  for (size_t i = 0; i < digits.size(); ++i) {
-    const char c = digits[i];
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (digit < 0) return false;
-    (*out)[i / 2] = static_cast<uint8_t>((*out)[i / 2] << 4 | digit);
-  }
-  return true;
-}
-
 std::string canonical_text(const KeepMap& map) {
   std::string out =
       fmt::format("{{\n \"calibration_tokens\": {},\n \"format\": \"{}\",\n", map.tokens, kFormat);
@@ -124,10 +113,7 @@ std::string canonical_text(const KeepMap& map) {
 }
 
 Sha256 keep_map_id(const KeepMap& map) {
-  const std::string text = canonical_text(map);
-  Sha256Stream hash;
-  hash.update(text.data(), text.size());
-  return hash.finish();
+  return sha256(canonical_text(map));
 }
 
 KeepMap read_keep_map(const std::string& path) {

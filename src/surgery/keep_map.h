@@ -48,7 +48,4 @@ void write_keep_map(const std::string& path, const KeepMap& map);
 void check_keep_map(const KeepMap& map, const std::string& path, std::span<const MoeLayer> layers,
                     const Sha256* model_id);
 
-// A SHA-256 as hexadecimal digits; false if it is not 64 of them.
-bool parse_digest(const std::string& digits, Sha256* out) noexcept;
-
 }  // namespace penstock::surgery

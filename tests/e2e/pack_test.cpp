@@ -21,12 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-void expect_words(const std::string& text, const std::vector<std::string>& words) {
-  for (const std::string& word : words) {
-    EXPECT_NE(text.find(word), std::string::npos) << "\"" << word << "\" is not in: " << text;
-  }
-}
-
 class PackProgram : public Program {
  protected:
   // Tokens by greedy decoding with an arena that must read all the time.

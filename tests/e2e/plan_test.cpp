@@ -28,11 +28,6 @@ class PlanProgram : public Program {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
-  static void expect_words(const std::string& text, const std::vector<std::string>& words) {
-    for (const std::string& word : words) {
-      EXPECT_NE(text.find(word), std::string::npos) << "\"" << word << "\" is not in: " << text;
-    }
-  }
 
   // The sample model with experts `factor` times as wide, whose data are a hole in the file.
   std::string enlarged(uint64_t factor) const {

@@ -25,6 +25,12 @@ inline std::string read_all(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+inline void expect_words(const std::string& text, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    EXPECT_NE(text.find(word), std::string::npos) << "\"" << word << "\" is not in: " << text;
+  }
+}
+
 // The program as another process, with a folder for its files.
 class Program : public ::testing::Test {
  protected:

@@ -19,12 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-void expect_words(const std::string& text, const std::vector<std::string>& words) {
-  for (const std::string& word : words) {
-    EXPECT_NE(text.find(word), std::string::npos) << "\"" << word << "\" is not in: " << text;
-  }
-}
-
 class SurgeryProgram : public Program {
  protected:
   std::string wide_tiny(int n_expert = 32) const {

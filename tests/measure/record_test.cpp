@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "measure/json_schema.h"
@@ -93,7 +94,7 @@ class RecordTest : public ::testing::Test {
     Json record = Json::parse(read_text_file(path));
     change(record);
     const std::string text = canonical_text(record);
-    const std::string other = folder() + "/" + sha256_text(text) + ".json";
+    const std::string other = folder() + "/" + hex(sha256(text)) + ".json";
     std::ofstream(other, std::ios::binary) << text;
     return verify_record(other);
   }
@@ -113,7 +114,7 @@ TEST_F(RecordTest, WhatWasWrittenIsSound) {
   EXPECT_TRUE(unfinished().empty());
   const RecordCheck check = verify_record(path);
   EXPECT_TRUE(check.sound()) << (check.problems.empty() ? "" : check.problems[0]);
-  EXPECT_EQ(fs::path(path).filename(), sha256_of_file(path) + ".json");
+  EXPECT_EQ(fs::path(path).filename(), hex(sha256_file(path)) + ".json");
   const Json record = Json::parse(read_text_file(path));
   EXPECT_EQ(record["tokens"].size(), 5u);
   EXPECT_EQ(record["turns"][0]["text"], "broken \xef\xbf\xbd text");
@@ -123,7 +124,7 @@ TEST_F(RecordTest, WhatWasWrittenIsSound) {
   EXPECT_EQ(file(record["turns"][0]["prompt"]["file"]), "5\n6\n7\n");
   EXPECT_EQ(file(record["output"]["stdout"]["sha256"]), "to standard output\n");
   EXPECT_EQ(file(record["output"]["stderr"]["sha256"]), "to standard error\n");
-  EXPECT_EQ(record["producer"]["executable_sha256"], sha256_of_file("/proc/self/exe"));
+  EXPECT_EQ(record["producer"]["executable_sha256"], hex(sha256_file("/proc/self/exe")));
 }
 
 TEST_F(RecordTest, AKilledRunLeavesItsBeginning) {
