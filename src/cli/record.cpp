@@ -25,7 +25,7 @@ int run_verify(const Flags& flags) {
     const measure::RecordCheck check = measure::verify_record(path);
     sound = sound && check.sound();
     if (flags.json) {
-      out.push_back({{"path", path}, {"sha256", check.sha256}, {"problems", check.problems}});
+      out.push_back({{"path", path}, {"id", check.id}, {"problems", check.problems}});
       continue;
     }
     fmt::print("{}: {}\n", path, check.sound() ? "sound" : "NOT SOUND");

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "measure/archive.h"
 
 namespace penstock::measure {
 namespace {
@@ -180,10 +181,7 @@ std::string RunRecorder::finish(const std::string& state, int exit_code, const s
   record_["ended"] = unix_seconds();
   record_["outcome"] = {
       {"state", state}, {"exit_code", exit_code}, {"error", error.empty() ? Json() : Json(error)}};
-  // Parsed once more, so that what is written is what any reader writes again.
-  const std::string text = canonical_text(Json::parse(canonical_text(record_)));
-  const std::string path = (fs::path(folder_) / (hex(sha256(text)) + ".json")).string();
-  write_file(path, text);
+  const std::string path = write_record(folder_, record_);
   std::error_code ignored;
   fs::remove(unfinished_, ignored);
   finished_ = true;

@@ -7,9 +7,12 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "measure/archive.h"
+#include "measure/formula.h"
 #include "measure/json_schema.h"
+#include "measure/peer_output.h"
 #include "measure/record.h"
-#include "run_record_schema.h"
+#include "record_schemas.h"
 
 namespace penstock::measure {
 namespace {
@@ -116,42 +119,76 @@ void check_boundaries(const Json& record, Problems& problems) {
   }
 }
 
-void check_files(const Json& record, const fs::path& folder, Problems& problems) {
-  const auto check = [&](const std::string& hash, const char* what) {
-    const fs::path path = folder / "files" / hash;
-    if (!fs::exists(path)) {
-      problems.expect(false, "{}: files/{} is not there", what, hash);
-      return;
-    }
-    const std::string found = hex(sha256_file(path.string()));
-    problems.expect(found == hash, "{}: files/{} was changed, its hash is {}", what, hash, found);
-  };
-  for (const Json& turn : record.at("turns")) {
-    check(turn.at("prompt").at("file").get<std::string>(), "prompt");
+void check_file(const fs::path& folder, const std::string& hash, const std::string& what,
+                Problems& problems) {
+  const fs::path path = folder / "files" / hash;
+  if (!fs::exists(path)) {
+    problems.expect(false, "{}: files/{} is not there", what, hash);
+    return;
   }
-  const Json& output = record.at("output");
-  if (output.is_object()) {
-    for (const char* name : {"stdout", "stderr"}) {
-      check(output.at(name).at("sha256").get<std::string>(), name);
-    }
+  const std::string found = hex(sha256_file(path.string()));
+  problems.expect(found == hash, "{}: files/{} was changed, its hash is {}", what, hash, found);
+}
+
+// The schema without what was cut out of the record.
+Json without_trimmed(const Json& schema, const Json& record) {
+  Json out = schema;
+  if (!record.contains("trimmed") || !record["trimmed"].is_object()) return out;
+  Json required = Json::array();
+  for (const Json& name : schema.at("required")) {
+    if (!record["trimmed"].contains(name.get<std::string>())) required.push_back(name);
   }
-  const Json& producer = record.at("producer");
-  if (producer.at("diff_archived").get<bool>()) {
-    check(producer.at("diff_sha256").get<std::string>(), "source difference");
-  }
+  out["required"] = std::move(required);
+  return out;
 }
 
 }  // namespace
 
-const Json& record_schema() {
-  static const Json schema = Json::parse(kRunRecordSchema);
-  return schema;
+const Json* published_schema(const std::string& name) {
+  static const std::map<std::string, Json> schemas = {
+      {kRecordSchema, Json::parse(kRunRecordSchema)},
+      {kPeerSchema, Json::parse(kPeerRecordSchema)},
+      {kCampaignSchema, Json::parse(kCampaignRecordSchema)},
+  };
+  const auto found = schemas.find(name);
+  return found == schemas.end() ? nullptr : &found->second;
+}
+
+std::vector<std::pair<std::string, std::string>> files_of(const Json& record) {
+  std::vector<std::pair<std::string, std::string>> out;
+  const auto add = [&](const char* pointer, const char* what) {
+    const Json* hash = resolve_pointer(record, pointer);
+    if (hash != nullptr && hash->is_string()) out.emplace_back(hash->get<std::string>(), what);
+  };
+  if (const Json* turns = resolve_pointer(record, "/turns"); turns && turns->is_array()) {
+    for (const Json& turn : *turns) {
+      const Json* hash = resolve_pointer(turn, "/prompt/file");
+      if (hash && hash->is_string()) out.emplace_back(hash->get<std::string>(), "prompt");
+    }
+  }
+  if (const Json* prompts = resolve_pointer(record, "/prompts"); prompts && prompts->is_array()) {
+    for (const Json& prompt : *prompts) {
+      const Json* hash = resolve_pointer(prompt, "/file");
+      if (hash && hash->is_string()) out.emplace_back(hash->get<std::string>(), "prompt");
+    }
+  }
+  add("/inputs/prompt/file", "prompt");
+  add("/output/stdout/sha256", "stdout");
+  add("/output/stderr/sha256", "stderr");
+  const Json* archived = resolve_pointer(record, "/producer/diff_archived");
+  if (archived != nullptr && archived->is_boolean() && archived->get<bool>()) {
+    add("/producer/diff_sha256", "source difference");
+  }
+  return out;
 }
 
 std::vector<std::string> identity_problems(const Json& record) {
   Problems problems;
-  check_boundaries(record, problems);
-  check_tokens(record, problems);
+  const auto cut = [&](const char* name) {
+    return record.contains("trimmed") && record["trimmed"].contains(name);
+  };
+  if (!cut("counters")) check_boundaries(record, problems);
+  if (!cut("counters") && !cut("tokens") && !cut("turns")) check_tokens(record, problems);
   const std::string state = record.at("outcome").at("state");
   problems.expect(state != "running", "the run never finished its record");
   problems.expect(state == "running" || record.at("ended").is_number(),
@@ -176,27 +213,42 @@ RecordCheck verify_record(const std::string& path) {
   check.path = path;
   try {
     const std::string text = read_text_file(path);
-    check.sha256 = hex(sha256(text));
-    const std::string name = fs::path(path).filename().string();
-    if (name != check.sha256 + ".json") {
-      check.problems.push_back(fmt::format(
-          "its name is not its hash, {}: changed after it was written, or renamed", check.sha256));
-    }
     const Json record = parse_json(text, path);
+    check.id = record_id(record);
+    const std::string name = fs::path(path).filename().string();
+    if (name != check.id + ".json") {
+      check.problems.push_back(fmt::format(
+          "its name is not its hash, {}: changed after it was written, or renamed", check.id));
+    }
     if (canonical_text(record) != text) {
       check.problems.emplace_back("it is not canonical JSON: written by something else");
     }
-    for (std::string& problem : schema_problems(record_schema(), record)) {
-      check.problems.push_back("schema: " + problem);
+    const std::string schema = record.value("schema", Json()).is_string()
+                                   ? record["schema"].get<std::string>()
+                                   : std::string();
+    const Json* published = published_schema(schema);
+    if (published == nullptr) {
+      check.problems.push_back(fmt::format("its schema, '{}', is not known", schema));
+      return check;
     }
-    const bool fits = schema_problems(record_schema(), record, 1).empty();
-    if (!fits) return check;
-    for (std::string& problem : identity_problems(record)) {
-      check.problems.push_back(std::move(problem));
+    const std::vector<std::string> unfit =
+        schema_problems(without_trimmed(*published, record), record);
+    for (const std::string& problem : unfit) check.problems.push_back("schema: " + problem);
+    if (!unfit.empty()) return check;
+    if (schema == kRecordSchema) {
+      for (std::string& problem : identity_problems(record)) {
+        check.problems.push_back(std::move(problem));
+      }
     }
     Problems files;
-    check_files(record, fs::path(path).parent_path(), files);
+    const fs::path folder = fs::path(path).parent_path();
+    for (const auto& [hash, what] : files_of(record)) check_file(folder, hash, what, files);
     for (std::string& problem : files.take()) check.problems.push_back(std::move(problem));
+    if (schema == kPeerSchema) {
+      for (std::string& problem : reparse_problems(record, (folder / "files").string())) {
+        check.problems.push_back(std::move(problem));
+      }
+    }
   } catch (const Json::exception& error) {
     check.problems.push_back(fmt::format("it is no record: {}", error.what()));
   } catch (const Error& error) {

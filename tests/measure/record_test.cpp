@@ -12,6 +12,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "measure/archive.h"
 #include "measure/json_schema.h"
 #include "measure/record_verify.h"
 #include "models/tiny_models.h"
@@ -94,7 +95,7 @@ class RecordTest : public ::testing::Test {
     Json record = Json::parse(read_text_file(path));
     change(record);
     const std::string text = canonical_text(record);
-    const std::string other = folder() + "/" + hex(sha256(text)) + ".json";
+    const std::string other = folder() + "/" + record_id(Json::parse(text)) + ".json";
     std::ofstream(other, std::ios::binary) << text;
     return verify_record(other);
   }
@@ -114,7 +115,7 @@ TEST_F(RecordTest, WhatWasWrittenIsSound) {
   EXPECT_TRUE(unfinished().empty());
   const RecordCheck check = verify_record(path);
   EXPECT_TRUE(check.sound()) << (check.problems.empty() ? "" : check.problems[0]);
-  EXPECT_EQ(fs::path(path).filename(), hex(sha256_file(path)) + ".json");
+  EXPECT_EQ(fs::path(path).filename(), record_id(Json::parse(read_text_file(path))) + ".json");
   const Json record = Json::parse(read_text_file(path));
   EXPECT_EQ(record["tokens"].size(), 5u);
   EXPECT_EQ(record["turns"][0]["text"], "broken \xef\xbf\xbd text");
