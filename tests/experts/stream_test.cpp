@@ -365,13 +365,16 @@ TEST_P(StreamModes, ShrinksBetweenSteps) {
     Opened s = open_stream(geometry, slots, options);
     random_work(*s.stream, 10);
     const uint64_t before = footprint().total();
+    // Not where this user's other programs hold all the memory that may be locked.
+    const bool registered = s.stream->io().registered_bytes != 0;
     const uint64_t given_back = s.stream->shrink(0.5);
     const uint64_t left = s.stream->shape().slots();
     EXPECT_EQ(left, slots - slots / 2 - 1);
     EXPECT_GE(given_back, (slots - left - 1) * s.shape.largest_slot());
     EXPECT_LE(footprint().total() + given_back, before + (1 << 20));
-    EXPECT_EQ(s.stream->io().registered_bytes != 0,
-              s.stream->io().engine == Engine::Uring && given_back != 0);
+    EXPECT_TRUE(!registered || s.stream->io().engine == Engine::Uring);
+    // Buffers are registered anew; that may be refused.
+    EXPECT_TRUE(s.stream->io().registered_bytes == 0 || (registered && given_back != 0));
     random_work(*s.stream, 20);
     while (s.stream->shrink(0.5) != 0) random_work(*s.stream, 3);
     EXPECT_EQ(s.stream->shape().slots(), hard_floor(s.shape, options.depth));
