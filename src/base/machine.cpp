@@ -8,11 +8,13 @@
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <set>
 #include <sstream>
 
+#include "base/cgroup.h"
 #include "base/error.h"
 
 namespace penstock {
@@ -120,55 +122,9 @@ std::vector<int> performance_cores(const std::string& root, const std::vector<in
   return cores;
 }
 
-struct CgroupFiles {
-  bool v2 = false;
-  std::string mount;  // mount point
-  std::string path;   // our group's directory, at or below the mount point
-};
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
-  return parts;
-}
-
-bool contains(const std::vector<std::string>& list, std::string_view item) {
-  return std::find(list.begin(), list.end(), item) != list.end();
-}
-
-// /proc/self/cgroup says which group, /proc/self/mountinfo where its hierarchy is mounted, and
-// which part of it: in a container the mount's root is the container's own group.
-std::vector<CgroupFiles> memory_cgroups(const std::string& root) {
-  std::vector<CgroupFiles> found;
-  const std::vector<std::string> mounts = lines_of(slurp(root + "/proc/self/mountinfo"));
-  for (const std::string& line : lines_of(slurp(root + "/proc/self/cgroup"))) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string group = line.substr(second + 1);
-    const bool v2 = controllers.empty();
-    if (!v2 && !contains(split(controllers, ','), "memory")) continue;
-    for (const std::string& mount : mounts) {
-      const std::vector<std::string> fields = split(mount, ' ');
-      const auto dash = std::find(fields.begin(), fields.end(), "-");
-      if (fields.size() < 6 || fields.end() - dash < 4) continue;
-      if (dash[1] != (v2 ? "cgroup2" : "cgroup")) continue;
-      if (!v2 && !contains(split(dash[3], ','), "memory")) continue;
-      const std::string& mount_root = fields[3];
-      std::string below;
-      if (mount_root == "/") {
-        below = group;
-      } else if (group.compare(0, mount_root.size(), mount_root) == 0) {
-        below = group.substr(mount_root.size());
-      }
-      while (!below.empty() && below.back() == '/') below.pop_back();
-      found.push_back({v2, fields[4], fields[4] + below});
-      break;
-    }
-  }
-  return found;
+std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream stream(line);
+  return {std::istream_iterator<std::string>(stream), {}};
 }
 
 std::optional<uint64_t> cgroup_limit(const std::string& directory, bool v2) {
@@ -237,7 +193,7 @@ MemoryFacts memory_facts(const std::string& root) {
   const std::string meminfo = slurp(root + "/proc/meminfo");
   facts.total = kib_field(meminfo, "MemTotal");
   facts.available = kib_field(meminfo, "MemAvailable");
-  for (const CgroupFiles& group : memory_cgroups(root)) {
+  for (const CgroupFolder& group : cgroup_folders(root, "memory")) {
     for (std::string path = group.path; path.size() >= group.mount.size();) {
       const std::string directory = root + path;
       if (const std::optional<uint64_t> limit = cgroup_limit(directory, group.v2)) {
@@ -265,7 +221,7 @@ Footprint footprint(const std::string& root) {
     // Which of the locked bytes belong to files only the single mappings tell.
     bool of_file = false;
     for (const std::string& line : lines_of(slurp(root + "/proc/self/smaps"))) {
-      const std::vector<std::string> words = split(line, ' ');
+      const std::vector<std::string> words = words_of(line);
       if (words.size() >= 5 && words[0].find('-') != std::string::npos) {
         of_file = words[4] != "0";  // the inode
       } else if (of_file) {
@@ -280,7 +236,7 @@ Footprint footprint(const std::string& root) {
 }
 
 uint64_t swapped_out(const std::string& root) {
-  for (const CgroupFiles& group : memory_cgroups(root)) {
+  for (const CgroupFolder& group : cgroup_folders(root, "memory")) {
     const std::string directory = root + group.path;
     if (!cgroup_limit(directory, group.v2)) continue;
     const std::optional<uint64_t> swap = group.v2

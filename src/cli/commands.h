@@ -25,6 +25,7 @@ void add_requantise(CLI::App& app, Action* action);
 void add_pack(CLI::App& app, Action* action);
 void add_iobench(CLI::App& app, Action* action);
 void add_sim(CLI::App& app, Action* action);
+void add_bench(CLI::App& app, Action* action);
 void add_record(CLI::App& app, Action* action);
 
 }  // namespace penstock::cli

@@ -70,6 +70,7 @@ int main(int argc, char** argv) {
   cli::add_pack(app, &action);
   cli::add_iobench(app, &action);
   cli::add_sim(app, &action);
+  cli::add_bench(app, &action);
   cli::add_record(app, &action);
   app.footer(kFooter);  // after the subcommands, which would inherit it
   std::string topic;

@@ -1,7 +1,6 @@
 #include "measure/recipe.h"
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,105 +8,13 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "measure/toml_fields.h"
 
 namespace penstock::measure {
 namespace {
 
-// A table of the file whose fields are taken one by one; what nobody took is a mistake.
-class Fields {
- public:
-  Fields(const toml::table& table, std::string where, std::string path)
-      : table_(table), where_(std::move(where)), path_(std::move(path)) {}
-
-  std::string text(const char* key, std::optional<std::string> fallback = std::nullopt) {
-    const toml::node* node = take(key, fallback.has_value());
-    if (node == nullptr) return *fallback;
-    const auto value = node->value_exact<std::string>();
-    if (!value) wrong(*node, key, "a text");
-    return *value;
-  }
-  // A number or a text, as it would stand on a command line.
-  std::string argument(const char* key) {
-    const toml::node* node = take(key, true);
-    if (node == nullptr) return {};
-    if (const auto text = node->value_exact<std::string>()) return *text;
-    if (const auto whole = node->value_exact<int64_t>()) return fmt::format("{}", *whole);
-    if (const auto number = node->value_exact<double>()) return fmt::format("{}", *number);
-    wrong(*node, key, "a number or a text");
-  }
-  std::vector<std::string> texts(const char* key, bool required) {
-    const toml::node* node = take(key, !required);
-    std::vector<std::string> values;
-    if (node == nullptr) return values;
-    if (const auto one = node->value_exact<std::string>()) return {*one};
-    const toml::array* array = node->as_array();
-    if (array == nullptr) wrong(*node, key, "a text or a list of texts");
-    for (const toml::node& element : *array) {
-      const auto value = element.value_exact<std::string>();
-      if (!value) wrong(element, key, "a list of texts");
-      values.push_back(*value);
-    }
-    return values;
-  }
-  std::vector<double> numbers(const char* key) {
-    const toml::node* node = take(key, true);
-    std::vector<double> values;
-    if (node == nullptr) return values;
-    if (const auto one = node->value<double>()) return {*one};
-    const toml::array* array = node->as_array();
-    if (array == nullptr) wrong(*node, key, "a number or a list of numbers");
-    for (const toml::node& element : *array) {
-      const auto value = element.value<double>();
-      if (!value || !std::isfinite(*value)) wrong(element, key, "a list of numbers");
-      values.push_back(*value);
-    }
-    return values;
-  }
-  double number(const char* key, double fallback, double low, double high) {
-    const toml::node* node = take(key, true);
-    if (node == nullptr) return fallback;
-    const auto value = node->value<double>();
-    if (!value || !(*value >= low && *value <= high)) {
-      wrong(*node, key, fmt::format("a number from {} to {}", low, high));
-    }
-    return *value;
-  }
-  bool flag(const char* key) {
-    const toml::node* node = take(key, true);
-    if (node == nullptr) return false;
-    const auto value = node->value_exact<bool>();
-    if (!value) wrong(*node, key, "true or false");
-    return *value;
-  }
-  void finish() const {
-    for (const auto& [key, node] : table_) {
-      if (taken_.contains(std::string(key.str()))) continue;
-      fail(ErrorKind::Format, "{}: line {}: {} has no field '{}'", path_, node.source().begin.line,
-           where_, key.str());
-    }
-  }
-
- private:
-  const toml::node* take(const char* key, bool optional) {
-    taken_.insert(key);
-    const toml::node* node = table_.get(key);
-    if (node == nullptr && !optional) {
-      fail(ErrorKind::Format, "{}: {} needs the field '{}'", path_, where_, key);
-    }
-    return node;
-  }
-  [[noreturn]] void wrong(const toml::node& node, const char* key, const std::string& what) const {
-    fail(ErrorKind::Format, "{}: line {}: {}.{} must be {}", path_, node.source().begin.line,
-         where_, key, what);
-  }
-
-  const toml::table& table_;
-  std::string where_, path_;
-  std::set<std::string> taken_;
-};
-
 RecipeArm read_arm(const toml::table& table, const std::string& path, const Recipe& recipe) {
-  Fields f(table, "[[arm]]", path);
+  TomlFields f(table, "[[arm]]", path);
   RecipeArm arm;
   arm.name = f.text("name");
   const auto plain = [](char c) {
@@ -295,64 +202,54 @@ std::string RecipeRouting::name() const {
 
 Recipe read_recipe(const std::string& path) {
   Recipe recipe;
-  try {
-    const toml::table file = toml::parse(read_text_file(path), path);
-    const auto table = [&](const char* name, bool required) -> const toml::table* {
-      const toml::node* node = file.get(name);
-      if (node == nullptr && required) fail(ErrorKind::Format, "{}: [{}] is missing", path, name);
-      if (node != nullptr && !node->is_table()) {
-        fail(ErrorKind::Format, "{}: line {}: {} must be a table", path, node->source().begin.line,
-             name);
-      }
-      return node == nullptr ? nullptr : node->as_table();
-    };
-    for (const auto& [key, node] : file) {
-      const std::string_view name = key.str();
-      if (name != "source" && name != "calibrate" && name != "evaluate" && name != "speed" &&
-          name != "arm") {
-        fail(ErrorKind::Format,
-             "{}: line {}: a recipe has no [{}]; it has source, calibrate, evaluate, speed and "
-             "[[arm]]",
-             path, node.source().begin.line, name);
-      }
+  const toml::table file = parse_toml(read_text_file(path), path);
+  const auto table = [&](const char* name, bool required) -> const toml::table* {
+    const toml::node* node = file.get(name);
+    if (node == nullptr && required) fail(ErrorKind::Format, "{}: [{}] is missing", path, name);
+    if (node != nullptr && !node->is_table()) {
+      fail(ErrorKind::Format, "{}: line {}: {} must be a table", path, node->source().begin.line,
+           name);
     }
-    Fields source(*table("source", true), "[source]", path);
-    recipe.model = source.text("model");
-    source.finish();
-    if (const toml::table* t = table("calibrate", false)) {
-      Fields f(*t, "[calibrate]", path);
-      recipe.calibration_text = f.texts("text", true);
-      recipe.calibration_window = static_cast<int64_t>(f.number("window", 512, 2, 1 << 20));
-      f.finish();
+    return node == nullptr ? nullptr : node->as_table();
+  };
+  for (const auto& [key, node] : file) {
+    const std::string_view name = key.str();
+    if (name != "source" && name != "calibrate" && name != "evaluate" && name != "speed" &&
+        name != "arm") {
+      fail(ErrorKind::Format,
+           "{}: line {}: a recipe has no [{}]; it has source, calibrate, evaluate, speed and "
+           "[[arm]]",
+           path, node.source().begin.line, name);
     }
-    Fields evaluate(*table("evaluate", true), "[evaluate]", path);
-    recipe.text = evaluate.texts("text", true);
-    recipe.window = static_cast<int64_t>(evaluate.number("window", 512, 2, 1 << 20));
-    recipe.tasks = evaluate.text("tasks", "");
-    recipe.max_tokens = static_cast<int64_t>(evaluate.number("max_tokens", 128, 1, 1 << 20));
-    recipe.arena = evaluate.number("arena", 0.25, 0.001, 1);
-    evaluate.finish();
-    if (const toml::table* t = table("speed", false)) {
-      Fields f(*t, "[speed]", path);
-      recipe.prompt = f.text("prompt");
-      recipe.speed_tokens = static_cast<int64_t>(f.number("tokens", 128, 64, 1 << 20));
-      recipe.speed_runs = static_cast<int>(f.number("runs", 5, 3, 100));
-      f.finish();
-    }
-    const toml::array* arms = file.get_as<toml::array>("arm");
-    if (arms == nullptr || arms->empty()) {
-      fail(ErrorKind::Format, "{}: no [[arm]]: a recipe names at least one model to make", path);
-    }
-    for (const toml::node& node : *arms) {
-      if (!node.is_table()) {
-        fail(ErrorKind::Format, "{}: line {}: arm must be [[arm]]", path, node.source().begin.line);
-      }
-      recipe.arms.push_back(read_arm(*node.as_table(), path, recipe));
-    }
-  } catch (const toml::parse_error& error) {
-    fail(ErrorKind::Format, "{}: line {}, column {}: {}", path, error.source().begin.line,
-         error.source().begin.column, error.description());
   }
+  TomlFields source(*table("source", true), "[source]", path);
+  recipe.model = source.text("model");
+  source.finish();
+  if (const toml::table* t = table("calibrate", false)) {
+    TomlFields f(*t, "[calibrate]", path);
+    recipe.calibration_text = f.texts("text", true);
+    recipe.calibration_window = static_cast<int64_t>(f.number("window", 512, 2, 1 << 20));
+    f.finish();
+  }
+  TomlFields evaluate(*table("evaluate", true), "[evaluate]", path);
+  recipe.text = evaluate.texts("text", true);
+  recipe.window = static_cast<int64_t>(evaluate.number("window", 512, 2, 1 << 20));
+  recipe.tasks = evaluate.text("tasks", "");
+  recipe.max_tokens = static_cast<int64_t>(evaluate.number("max_tokens", 128, 1, 1 << 20));
+  recipe.arena = evaluate.number("arena", 0.25, 0.001, 1);
+  evaluate.finish();
+  if (const toml::table* t = table("speed", false)) {
+    TomlFields f(*t, "[speed]", path);
+    recipe.prompt = f.text("prompt");
+    recipe.speed_tokens = static_cast<int64_t>(f.number("tokens", 128, 64, 1 << 20));
+    recipe.speed_runs = static_cast<int>(f.number("runs", 5, 3, 100));
+    f.finish();
+  }
+  const std::vector<const toml::table*> arms = toml_tables(file, "arm", path);
+  if (arms.empty()) {
+    fail(ErrorKind::Format, "{}: no [[arm]]: a recipe names at least one model to make", path);
+  }
+  for (const toml::table* arm : arms) recipe.arms.push_back(read_arm(*arm, path, recipe));
   return recipe;
 }
 

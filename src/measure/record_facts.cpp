@@ -129,7 +129,7 @@ Json producer_json(const Producer& producer) {
               {"compiler", producer.compiler},
               {"flags", producer.flags},
               {"build_id", build_id.empty() ? Json() : Json(build_id)},
-              {"executable", path},
+              {"executable", fs::path(path).filename().string()},
               // Through the link: the very file that runs, whatever lies at its path now.
               {"executable_sha256", hex(sha256_file("/proc/self/exe"))},
               {"executable_modified", nullptr}};

@@ -1,0 +1,573 @@
+#include "measure/bench.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/machine.h"
+#include "base/memory.h"
+#include "gguf/model.h"
+#include "measure/archive.h"
+#include "measure/child.h"
+#include "measure/figures.h"
+#include "measure/json_schema.h"
+#include "measure/memory_group.h"
+#include "measure/peer_run.h"
+#include "measure/record.h"
+#include "measure/spread.h"
+#include "text/tokenizer.h"
+#include "text/tokenizer_gguf.h"
+
+namespace penstock::measure {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+double unix_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::vector<int32_t> random_ids(const text::Tokenizer& tokenizer, uint64_t n, uint64_t seed) {
+  std::vector<int32_t> normal;
+  for (size_t id = 0; id < tokenizer.size(); ++id) {
+    if (tokenizer.token_type(static_cast<int32_t>(id)) == text::TokenType::Normal) {
+      normal.push_back(static_cast<int32_t>(id));
+    }
+  }
+  if (normal.empty()) fail(ErrorKind::Format, "the vocabulary has no ordinary tokens");
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> ids(n);
+  // The standard fixes this engine's numbers, not those of its distributions.
+  for (int32_t& id : ids) id = normal[random() % normal.size()];
+  return ids;
+}
+
+// Of the disks that there are: what the kernel reads ahead for mapped files, which decides much for
+// peers that map theirs.
+Json read_ahead_kb() {
+  Json out = Json::object();
+  std::error_code error;
+  for (const auto& device : fs::directory_iterator("/sys/block", error)) {
+    std::ifstream in(device.path() / "queue/read_ahead_kb");
+    uint64_t value = 0;
+    const std::string name = device.path().filename().string();
+    if (in >> value && !name.starts_with("loop") && !name.starts_with("ram")) out[name] = value;
+  }
+  return out;
+}
+
+double hottest_celsius() {
+  double most = 0;
+  for (int i = 0; i < 64; ++i) {
+    std::ifstream in(fmt::format("/sys/class/thermal/thermal_zone{}/temp", i));
+    double value = 0;
+    if (!(in >> value)) break;
+    most = std::max(most, value / 1000);
+  }
+  return most;
+}
+
+// The last line of what a program said, for a reason.
+std::string last_line(const std::string& path) {
+  std::string text;
+  try {
+    text = read_text_file(path);
+  } catch (const Error&) {
+    return {};
+  }
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  const size_t begin = text.find_last_of("\r\n");
+  text = begin == std::string::npos ? text : text.substr(begin + 1);
+  return text.substr(0, 300);
+}
+
+std::string record_in(const std::string& path) {
+  const std::string text = read_text_file(path);
+  const std::string mark = "run record: ";
+  const size_t at = text.rfind(mark);
+  if (at == std::string::npos) return {};
+  const size_t end = std::min(text.find('\n', at), text.size());
+  return text.substr(at + mark.size(), end - at - mark.size());
+}
+
+Json run_json(size_t order, const Campaign& c, const CampaignRun& run) {
+  return {
+      {"order", order},       {"arm", c.arms[run.arm].name}, {"prompt", c.prompts[run.prompt].name},
+      {"repeat", run.repeat}, {"control", run.control},      {"cold", c.cold},
+      {"state", "waiting"},   {"record", nullptr},           {"reason", nullptr}};
+}
+
+}  // namespace
+
+Bench::Bench(const Campaign& campaign, const BenchOptions& options)
+    : campaign_(campaign), options_(options), schedule_(campaign_schedule(campaign)) {
+  std::error_code error;
+  fs::create_directories(fs::path(options.folder) / "files", error);
+  fs::create_directories(fs::path(options.folder) / "work", error);
+  if (error) fail(ErrorKind::Io, "{}: {}", options.folder, error.message());
+  prepare_prompts();
+  begin();
+}
+
+std::string Bench::model_of(const CampaignArm& arm) const {
+  return arm.model.empty() ? campaign_.model : arm.model;
+}
+
+void Bench::prepare_prompts() {
+  const gguf::Model file =
+      gguf::Model::open(model_of(campaign_.arms[0]), {.allow_missing_experts = true});
+  const text::Tokenizer tokenizer(text::load_tokenizer(file.metadata()));
+  for (const CampaignPrompt& wanted : campaign_.prompts) {
+    Prompt prompt;
+    if (wanted.random_tokens != 0) {
+      prompt.ids = random_ids(tokenizer, wanted.random_tokens, wanted.seed);
+    } else {
+      prompt.text = wanted.file.empty() ? wanted.text : read_text_file(wanted.file);
+      prompt.ids = tokenizer.encode(prompt.text, false);
+      tokenizer.prepend_bos(prompt.ids);
+    }
+    if (prompt.ids.empty()) fail(ErrorKind::Usage, "prompt '{}' is empty", wanted.name);
+    std::string lines;
+    for (const int32_t id : prompt.ids) lines += fmt::format("{}\n", id);
+    prompt.sha256 = hex(sha256(lines));
+    prompt.path = options_.folder + "/files/" + prompt.sha256;
+    if (!fs::exists(prompt.path)) {
+      AtomicFile out(prompt.path);
+      out.write(lines.data(), lines.size());
+      out.commit();
+    }
+    prompts_.push_back(std::move(prompt));
+  }
+}
+
+void Bench::begin() {
+  const Json definition = campaign_json(campaign_);
+  const std::string digest = hex(sha256(canonical_text(definition)));
+  unfinished_ = (fs::path(options_.folder) / "campaign.unfinished.json").string();
+  if (fs::exists(unfinished_)) {
+    manifest_ = parse_json(read_text_file(unfinished_), unfinished_);
+    if (!manifest_.is_object() || manifest_.value("definition_sha256", Json()) != digest) {
+      fail(ErrorKind::Usage,
+           "{} is of another campaign that was not finished: finish it, remove the file, or take "
+           "another folder with -o",
+           unfinished_);
+    }
+    size_t done = 0;
+    for (const Json& run : manifest_.at("runs")) done += run.at("state") != "waiting";
+    log::info("going on with an unfinished campaign: {} of {} runs are there", done,
+              manifest_["runs"].size());
+    return;
+  }
+  manifest_ = {{"schema", kCampaignSchema},
+               {"version", 1},
+               {"name", campaign_.name},
+               {"started", unix_seconds()},
+               {"ended", nullptr},
+               {"producer", producer_json(options_.producer)},
+               {"argv", command_line()},
+               {"definition", definition},
+               {"definition_sha256", digest},
+               {"machine", machine_json(model_of(campaign_.arms[0]))},
+               {"measured", nullptr},
+               {"control", nullptr},
+               {"outcome", {{"state", "interrupted"}}}};
+  manifest_["producer"]["diff_archived"] = false;
+  manifest_["run_id"] =
+      hex(sha256(fmt::format("{} {} {}", unix_seconds(), ::getpid(), digest))).substr(0, 32);
+  Json models = Json::object();
+  for (const CampaignArm& arm : campaign_.arms) {
+    const std::string path = model_of(arm);
+    if (models.contains(path)) continue;
+    models[path] = hex(gguf::Model::open(path, {.allow_missing_experts = true}).model_id());
+  }
+  manifest_["inputs"] = {{"models", models}};
+  bool limited = false;
+  for (const CampaignArm& arm : campaign_.arms) limited |= (arm.limit || campaign_.limit);
+  const std::string no_group = limited ? why_no_memory_group() : std::string();
+  manifest_["conditions"] = {
+      {"drop_caches", !campaign_.cold                                   ? "no"
+                      : ::access("/proc/sys/vm/drop_caches", W_OK) == 0 ? "all"
+                                                                        : "of the model"},
+      {"memory_limits", !limited           ? "none"
+                        : no_group.empty() ? "memory cgroup"
+                                           : "refused: " + no_group},
+      {"read_ahead_kb", read_ahead_kb()}};
+  for (const char* name : {"arms", "prompts", "runs"}) manifest_[name] = Json::array();
+  for (const Json& arm : definition["arms"]) {
+    manifest_["arms"].push_back(arm);
+    manifest_["arms"].back()["model_id"] =
+        models[arm["model"] == "" ? campaign_.model : arm["model"].get<std::string>()];
+  }
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    manifest_["prompts"].push_back({{"name", campaign_.prompts[i].name},
+                                    {"file", prompts_[i].sha256},
+                                    {"tokens", prompts_[i].ids.size()}});
+  }
+  for (size_t i = 0; i < schedule_.size(); ++i) {
+    manifest_["runs"].push_back(run_json(i, campaign_, schedule_[i]));
+  }
+  save();
+}
+
+void Bench::save() const {
+  AtomicFile file(unfinished_);
+  const std::string text = canonical_text(manifest_);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+uint64_t Bench::context_of(const Prompt& prompt) const {
+  if (campaign_.context != 0) return campaign_.context;
+  return round_up(prompt.ids.size() + campaign_.tokens + 8, 256);
+}
+
+std::string Bench::why_not_now() const {
+  const MemoryFacts memory = memory_facts();
+  if (memory.available < campaign_.min_available) {
+    return fmt::format("{} of memory available, {} wanted", format_bytes(memory.available),
+                       format_bytes(campaign_.min_available));
+  }
+  const double celsius = hottest_celsius();
+  if (celsius > campaign_.max_celsius) {
+    return fmt::format("{:.0f} degrees, at most {:.0f} wanted", celsius, campaign_.max_celsius);
+  }
+  return {};
+}
+
+bool Bench::wait_for_conditions(std::string* reason) {
+  const int64_t started = now_ns();
+  uint64_t swapped = swapped_out();
+  while (!stopped()) {
+    *reason = why_not_now();
+    const uint64_t now = swapped_out();
+    if (reason->empty() && now > swapped + (uint64_t{1} << 20)) *reason = "the machine is swapping";
+    swapped = now;
+    if (reason->empty()) return true;
+    if (seconds_since(started) > campaign_.start_wait_s) return false;
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+  return false;
+}
+
+void Bench::drop_caches(const std::string& model) const {
+  const File file = File::open_read(model);
+  ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
+  std::ofstream all("/proc/sys/vm/drop_caches");
+  if (all) all << "3\n";
+}
+
+Bench::Outcome Bench::run_penstock(const CampaignArm& arm, const Prompt& prompt) {
+  const std::string work = options_.folder + "/work";
+  std::unique_ptr<MemoryGroup> group;
+  const std::optional<uint64_t> limit = arm.limit ? arm.limit : campaign_.limit;
+  if (limit) group = std::make_unique<MemoryGroup>(*limit);
+  ChildRequest child;
+  child.argv = {options_.executable,
+                "run",
+                "-m",
+                model_of(arm),
+                "--ids",
+                prompt.path,
+                "-n",
+                fmt::format("{}", campaign_.tokens),
+                "--ctx",
+                fmt::format("{}", context_of(prompt)),
+                "--temp",
+                "0",
+                "--seed",
+                "1",
+                "--ignore-eos",
+                "--record",
+                options_.folder};
+  child.argv.insert(child.argv.end(), arm.options.begin(), arm.options.end());
+  child.environment = arm.environment;
+  child.out_path = work + "/stdout";
+  child.err_path = work + "/stderr";
+  child.group = group.get();
+  child.timeout_s = campaign_.timeout_s;
+  child.policy = {.fuse = campaign_.min_available, .swap_limit = campaign_.swap_limit};
+  Child running(child, options_.interrupted);
+  const ChildReport report = running.wait();
+  Outcome out{report.state == "finished" ? "finished" : "failed", report.reason, {}};
+  const std::string record = record_in(child.err_path);
+  if (!record.empty()) out.record = fs::path(record).stem().string();
+  if (out.state == "failed" && report.state == "error") {
+    const std::string said = last_line(child.err_path);
+    if (record.empty() && !said.empty()) out.reason += ": " + said;
+    if (!record.empty()) {
+      const Json written = parse_json(read_text_file(record), record);
+      const Json* error = resolve_pointer(written, "/outcome/error");
+      if (error != nullptr && error->is_string()) out.reason += ": " + error->get<std::string>();
+    }
+  }
+  if (out.state == "finished" && out.record.empty()) {
+    return {"failed", "it left no record", {}};
+  }
+  return out;
+}
+
+Bench::Outcome Bench::run_one(const CampaignRun& run) {
+  const CampaignArm& arm = campaign_.arms[run.arm];
+  const Prompt& prompt = prompts_[run.prompt];
+  std::string reason;
+  if (!wait_for_conditions(&reason)) return {"refused", reason, {}};
+  if (campaign_.cold) drop_caches(model_of(arm));
+  try {
+    if (arm.program == ArmProgram::Penstock) return run_penstock(arm, prompt);
+    PeerRequest request;
+    request.arm = &arm;
+    request.model_path = model_of(arm);
+    request.model_id = manifest_["inputs"]["models"][request.model_path];
+    request.ids = prompt.ids;
+    request.ids_path = prompt.path;
+    request.ids_sha256 = prompt.sha256;
+    request.text = prompt.text;
+    request.tokens = campaign_.tokens;
+    request.context = context_of(prompt);
+    request.limit = arm.limit ? arm.limit : campaign_.limit;
+    request.timeout_s = campaign_.timeout_s;
+    request.policy = {.fuse = campaign_.min_available, .swap_limit = campaign_.swap_limit};
+    request.folder = options_.folder;
+    request.recorder = manifest_["producer"];
+    const PeerResult result = run_peer(request, options_.interrupted);
+    return {result.state == "finished" ? "finished" : "failed", result.reason,
+            fs::path(result.record_path).stem().string()};
+  } catch (const Error& error) {
+    return {error.exit_code() == static_cast<int>(ErrorKind::Unsupported) ? "refused" : "failed",
+            error.what(),
+            {}};
+  }
+}
+
+std::string Bench::line_of(size_t index, const CampaignRun& run, const Outcome& outcome,
+                           double seconds) const {
+  std::string text =
+      fmt::format("[{}/{}] {}, {}{}: ", index + 1, schedule_.size(), campaign_.arms[run.arm].name,
+                  campaign_.prompts[run.prompt].name, run.control ? " (control)" : "");
+  if (outcome.state != "finished") return text + outcome.state + ": " + outcome.reason;
+  const std::string path = options_.folder + "/" + outcome.record + ".json";
+  const Json record = parse_json(read_text_file(path), path);
+  for (const char* name : {"prefill_tok_s", "decode_tok_s"}) {
+    const Figure* figure = find_figure(record["schema"], name);
+    const auto value = figure == nullptr ? std::nullopt : figure_value(*figure, record);
+    if (value)
+      text += fmt::format("{} {:.{}f} {}, ", figure->title, *value, figure->digits, figure->unit);
+  }
+  return text + fmt::format("{:.1f} s", seconds);
+}
+
+std::string Bench::run() {
+  if (campaign_.roofline && manifest_["measured"].is_null()) measure_roofline("before");
+  double spent = 0;
+  size_t ran = 0;
+  for (size_t i = 0; i < schedule_.size(); ++i) {
+    if (manifest_["runs"][i]["state"] != "waiting") continue;
+    const int64_t started = now_ns();
+    const Outcome outcome = run_one(schedule_[i]);
+    if (stopped()) return {};  // this run is done again
+    Json& entry = manifest_["runs"][i];
+    entry["state"] = outcome.state;
+    entry["record"] = outcome.record.empty() ? Json() : Json(outcome.record);
+    entry["reason"] = outcome.reason.empty() ? Json() : Json(outcome.reason);
+    save();
+    spent += seconds_since(started);
+    ++ran;
+    const double left =
+        spent / static_cast<double>(ran) * static_cast<double>(schedule_.size() - i - 1);
+    std::string line = line_of(i, schedule_[i], outcome, seconds_since(started));
+    if (i + 1 < schedule_.size()) line += fmt::format("; about {:.0f} s left", left);
+    options_.say(line);
+    if (i + 1 < schedule_.size() && !stopped()) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(campaign_.cool_down_s));
+    }
+  }
+  if (campaign_.roofline) measure_roofline("after");
+  note_compute();
+  judge_control();
+  manifest_["ended"] = unix_seconds();
+  manifest_["outcome"]["state"] = "finished";
+  const std::string path = write_record(options_.folder, manifest_);
+  std::error_code error;
+  fs::remove(unfinished_, error);
+  fs::remove_all(options_.folder + "/work", error);
+  return path;
+}
+
+// Random reads of the model's own experts, alone and beside memory traffic, a few seconds each.
+void Bench::measure_roofline(const char* when) {
+  if (manifest_["measured"].is_null()) manifest_["measured"] = Json::object();
+  const std::string model = model_of(campaign_.arms[0]);
+  options_.say(fmt::format("measuring disk and memory, {}", when));
+  const std::string work = options_.folder + "/work";
+  for (const bool busy : {false, true}) {
+    ChildRequest child;
+    child.argv = {options_.executable, "iobench", model,       "--json", "--depths", "8",
+                  "--seconds",         "3",       "--warm-up", "0.5"};
+    if (busy) {
+      child.argv.push_back("--busy");
+      child.argv.push_back(fmt::format("{}", cpu_facts().performance.size()));
+    }
+    child.out_path = work + "/stdout";
+    child.err_path = work + "/stderr";
+    child.policy = {.fuse = campaign_.min_available, .swap_limit = campaign_.swap_limit};
+    Child running(child, options_.interrupted);
+    if (running.wait().state != "finished") {
+      log::warn("iobench failed: {}", last_line(child.err_path));
+      return;
+    }
+    Json found = parse_json(read_text_file(child.out_path), "iobench");
+    found.erase("model");
+    manifest_["measured"]["iobench"][when].push_back(std::move(found));
+  }
+  const auto put = [&](const char* name, const char* member, int which) {
+    std::vector<double> values;
+    for (const Json& runs : manifest_["measured"]["iobench"]) {
+      const Json* value = resolve_pointer(runs, fmt::format("/{}/rows/0/{}", which, member));
+      if (value != nullptr && value->is_number()) values.push_back(value->get<double>());
+    }
+    manifest_["measured"][name] = spread_of(values).median;
+  };
+  put("disk_bytes_per_s", "bytes_per_s", 0);
+  put("disk_busy_bytes_per_s", "bytes_per_s", 1);
+  put("memory_bytes_per_s", "busy_bytes_per_s", 1);
+  save();
+}
+
+// t_c: what decoding takes when nothing is read, from the arm that reads nothing.
+void Bench::note_compute() {
+  std::vector<double> values;
+  for (size_t i = 0; i < schedule_.size(); ++i) {
+    const std::vector<std::string>& options = campaign_.arms[schedule_[i].arm].options;
+    if (std::find(options.begin(), options.end(), "--alias-experts") == options.end()) continue;
+    const Json& id = manifest_["runs"][i]["record"];
+    if (!id.is_string() || manifest_["runs"][i]["state"] != "finished") continue;
+    const std::string path = options_.folder + "/" + id.get<std::string>() + ".json";
+    const Json record = parse_json(read_text_file(path), path);
+    const Figure* figure = find_figure(record["schema"], "decode_ms");
+    if (const auto value = figure_value(*figure, record)) values.push_back(*value);
+  }
+  if (values.empty()) return;
+  if (manifest_["measured"].is_null()) manifest_["measured"] = Json::object();
+  manifest_["measured"]["compute_ms"] = spread_of(values).median;
+}
+
+// Whether the machine stayed the same: the first arm's first runs against its last ones.
+void Bench::judge_control() {
+  std::vector<double> first, last;
+  for (size_t i = 0; i < schedule_.size(); ++i) {
+    const CampaignRun& run = schedule_[i];
+    const Json& id = manifest_["runs"][i]["record"];
+    if (run.arm != 0 || run.prompt != 0 || !id.is_string() ||
+        manifest_["runs"][i]["state"] != "finished") {
+      continue;
+    }
+    const std::string path = options_.folder + "/" + id.get<std::string>() + ".json";
+    const Json record = parse_json(read_text_file(path), path);
+    const Figure* figure = find_figure(record["schema"], "decode_tok_s");
+    const auto value = figure == nullptr ? std::nullopt : figure_value(*figure, record);
+    if (!value) continue;
+    if (run.control) {
+      last.push_back(*value);
+    } else if (run.repeat < 3) {
+      first.push_back(*value);
+    }
+  }
+  if (first.empty() || last.empty()) return;
+  const double before = spread_of(first).median, after = spread_of(last).median;
+  const double moved = before == 0 ? 0 : after / before - 1;
+  manifest_["control"] = {{"arm", campaign_.arms[0].name},
+                          {"first", before},
+                          {"last", after},
+                          {"moved", moved},
+                          {"void", std::fabs(moved) > campaign_.control_limit}};
+}
+
+namespace {
+
+struct Row {
+  std::string arm, prompt, failure;
+  std::map<std::string, std::vector<double>> values;
+  size_t failed = 0;
+};
+
+constexpr const char* kColumns[] = {"prefill_tok_s", "decode_tok_s", "hit_pct", "mb_per_token",
+                                    "footprint_mib"};
+
+}  // namespace
+
+std::string bench_table(const Json& manifest, const std::string& folder) {
+  std::vector<Row> rows;
+  for (const Json& run : manifest.at("runs")) {
+    if (run.at("control").get<bool>()) continue;
+    auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) {
+      return r.arm == run.at("arm") && r.prompt == run.at("prompt");
+    });
+    if (row == rows.end()) {
+      rows.push_back({run.at("arm"), run.at("prompt"), {}, {}, 0});
+      row = rows.end() - 1;
+    }
+    if (run.at("state") != "finished" || !run.at("record").is_string()) {
+      ++row->failed;
+      if (run.at("reason").is_string()) row->failure = run["reason"].get<std::string>();
+      continue;
+    }
+    const std::string path = folder + "/" + run["record"].get<std::string>() + ".json";
+    const Json record = parse_json(read_text_file(path), path);
+    for (const char* name : kColumns) {
+      const Figure* figure = find_figure(record.at("schema"), name);
+      const auto value = figure == nullptr ? std::nullopt : figure_value(*figure, record);
+      if (value) row->values[name].push_back(*value);
+    }
+  }
+  size_t width = 3;
+  for (const Row& row : rows) width = std::max(width, row.arm.size() + row.prompt.size() + 2);
+  std::string out =
+      fmt::format("  {:<{}}  {:>24}  {:>24}  {:>7}  {:>9}  {:>9}\n", "arm, prompt", width,
+                  "prompt tok/s", "decode tok/s", "hits %", "MB/token", "peak MiB");
+  for (Row& row : rows) {
+    out += fmt::format("  {:<{}}", row.arm + ", " + row.prompt, width);
+    if (row.values.empty()) {
+      out += fmt::format("  {} of {} failed: {}\n", row.failed, row.failed, row.failure);
+      continue;
+    }
+    for (const char* name : {"prefill_tok_s", "decode_tok_s"}) {
+      const Spread s = spread_of(row.values[name]);
+      out += fmt::format("  {:>24}",
+                         fmt::format("{:.2f} ({:.2f} to {:.2f})", s.median, s.least, s.most));
+    }
+    const auto cell = [&](const char* name, int places, int digits) {
+      const Spread s = spread_of(row.values[name]);
+      out += s.n == 0 ? fmt::format("  {:>{}}", "-", places)
+                      : fmt::format("  {:>{}.{}f}", s.median, places, digits);
+    };
+    cell("hit_pct", 7, 1);
+    cell("mb_per_token", 9, 2);
+    cell("footprint_mib", 9, 0);
+    out += row.failed == 0 ? "\n" : fmt::format("  ({} failed: {})\n", row.failed, row.failure);
+  }
+  const Json& control = manifest.at("control");
+  if (control.is_object()) {
+    out += fmt::format("  control: {} moved by {:+.1f} %{}\n", control["arm"].get<std::string>(),
+                       100 * control["moved"].get<double>(),
+                       control["void"].get<bool>()
+                           ? "; that voids the comparison: the machine did not stay the same"
+                           : "");
+  }
+  return out;
+}
+
+}  // namespace penstock::measure
