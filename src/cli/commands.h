@@ -27,5 +27,7 @@ void add_iobench(CLI::App& app, Action* action);
 void add_sim(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
 void add_record(CLI::App& app, Action* action);
+void add_report(CLI::App& app, Action* action);
+void add_diff(CLI::App& app, Action* action);
 
 }  // namespace penstock::cli

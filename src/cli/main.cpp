@@ -72,6 +72,8 @@ int main(int argc, char** argv) {
   cli::add_sim(app, &action);
   cli::add_bench(app, &action);
   cli::add_record(app, &action);
+  cli::add_report(app, &action);
+  cli::add_diff(app, &action);
   app.footer(kFooter);  // after the subcommands, which would inherit it
   std::string topic;
   CLI::App* help = app.add_subcommand("help", "how to use a command: penstock help run");

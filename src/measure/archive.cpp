@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <tuple>
 
 #include "base/digest.h"
 #include "base/error.h"
@@ -117,11 +118,19 @@ void Archive::add(const std::string& path) {
   } catch (const Error& problem) {
     entry.problems.emplace_back(problem.what());
   }
-  // The same record in two folders is one.
+  // The same record in two folders is one: the copy with the fewest problems, then the one whose
+  // name comes first, so that the order in which they are added decides nothing.
   const auto same = std::find_if(entries_.begin(), entries_.end(), [&](const Archived& other) {
     return other.id == entry.id && !entry.id.empty() && other.value == entry.value;
   });
-  if (same == entries_.end()) entries_.push_back(std::move(entry));
+  if (same == entries_.end()) {
+    entries_.push_back(std::move(entry));
+    return;
+  }
+  const auto rank = [](const Archived& copy) {
+    return std::tuple(copy.problems.size(), fs::path(copy.path).filename().string(), copy.path);
+  };
+  if (rank(entry) < rank(*same)) *same = std::move(entry);
 }
 
 const Archived* Archive::find(const std::string& name) const {
