@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,7 @@
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/run_record.h"
 #include "cli/runtime_flags.h"
 #include "cli/shard_flag.h"
 #include "cli/version.h"
@@ -35,6 +37,7 @@ struct Flags {
   RuntimeFlags runtime;
   std::vector<std::string> texts;
   std::string base, base_out, base_form = "u16", scores, shard, quality_dir, tasks, chat = "auto";
+  std::string record;
   int64_t window = 512, max_tokens = 256;
   int continuations = 0;
   bool step = false, json = false, answers = false, no_record = false;
@@ -168,8 +171,10 @@ Json overlap_json(const engine::Runtime& runtime, const surgery::Corpus& corpus,
   return {{"sequences_of_13", a.size()}, {"shared", both.size()}};
 }
 
+// `take`: gets the result before it is printed.
 int finish(const Flags& flags, const measure::ScoreSet& set, bool whole,
-           const Circumstances& circumstances = {}) {
+           const Circumstances& circumstances = {},
+           const std::function<void(const Json&)>& take = {}) {
   if (!flags.scores.empty()) measure::write_scores(flags.scores, set);
   if (!whole) {
     if (flags.scores.empty()) {
@@ -184,11 +189,12 @@ int finish(const Flags& flags, const measure::ScoreSet& set, bool whole,
   if (!circumstances.streaming.is_null()) json["streaming"] = circumstances.streaming;
   if (!circumstances.overlap.is_null()) json["overlap"] = circumstances.overlap;
   record(flags, json);
+  if (take) take(json);
   fmt::print("{}", flags.json ? dump(json) + "\n" : measure::quality_table(set));
   return 0;
 }
 
-int run_text(const Flags& flags, bool with_base) {
+int run_text(const Flags& flags, bool with_base, RunRecord& run_record) {
   std::unique_ptr<TemporaryFile> temporary;
   std::unique_ptr<measure::BaseReader> base;
   if (with_base) {
@@ -215,7 +221,9 @@ int run_text(const Flags& flags, bool with_base) {
       &options, mode, window,
       with_base || flags.base_out.empty() ? std::nullopt : std::optional(form_of(flags)),
       base.get());
-  const auto runtime = engine::Runtime::open(options, progress_line());
+  const auto runtime = engine::Runtime::open(options, run_record.watch(progress_line()));
+  run_record.opened(*runtime);
+  run_record.settings(*runtime, {{"window", window}, {"step_mode", flags.step}});
   const bool add_bos = runtime->has_tokenizer() && runtime->tokenizer().add_bos();
   const surgery::Corpus corpus =
       flags.texts.empty() ? surgery::Corpus::of(base->header().tokens, window,
@@ -241,7 +249,8 @@ int run_text(const Flags& flags, bool with_base) {
   const measure::ScoreSet set = score(*runtime, corpus, how, with_base ? "kld" : "perplexity");
   circumstances.routing = routing_json(*runtime);
   circumstances.streaming = streaming_json(*runtime);
-  return finish(flags, set, how.n_shards == 1, circumstances);
+  return finish(flags, set, how.n_shards == 1, circumstances,
+                [&](const Json& result) { run_record.evaluated(*runtime, result); });
 }
 
 // Answers of shards, in the order in which one run would have given them.
@@ -287,10 +296,12 @@ int run_merge(const Flags& flags) {
   return finish(flags, all, true);
 }
 
-int run_tasks(const Flags& flags) {
+int run_tasks(const Flags& flags, RunRecord& run_record) {
   const std::vector<measure::Task> tasks = measure::read_tasks(flags.tasks);
   engine::RuntimeOptions options = flags.runtime.options();
-  const auto runtime = engine::Runtime::open(options, progress_line());
+  const auto runtime = engine::Runtime::open(options, run_record.watch(progress_line()));
+  run_record.opened(*runtime);
+  run_record.settings(*runtime, {{"max_tokens", flags.max_tokens}});
   measure::TaskOptions how;
   how.chat_format = flags.chat;
   how.max_tokens = flags.max_tokens;
@@ -333,6 +344,7 @@ int run_tasks(const Flags& flags) {
     short_form.erase("answers");
     record(flags, short_form);
   }
+  run_record.evaluated(*runtime, json);
   if (flags.json) {
     fmt::print("{}\n", dump(json));
     return 0;
@@ -343,6 +355,11 @@ int run_tasks(const Flags& flags) {
                continuations.n);
   }
   return 0;
+}
+
+int with_record(const Flags& flags, bool with_base) {
+  return recorded(flags.record,
+                  [&](RunRecord& record) { return run_text(flags, with_base, record); });
 }
 
 void add_common(CLI::App& command, const std::shared_ptr<Flags>& flags) {
@@ -357,6 +374,7 @@ void add_model(CLI::App& command, const std::shared_ptr<Flags>& flags) {
   command.add_option("model_file", "the same as --model")->each([flags](const std::string& path) {
     flags->runtime.set_model(path);
   });
+  command.add_option("--record", flags->record, "writes a run record into this folder");
   command.add_option("--shard", flags->shard, "I/N: only every N-th window or task, from I on");
   add_common(command, flags);
 }
@@ -400,7 +418,7 @@ void add_eval(CLI::App& app, Action* action) {
       "perplexity", "How well the model predicts a text; --base-out keeps its distributions.");
   add_text(*command, perplexity);
   command->callback(
-      [perplexity, action] { *action = [perplexity] { return run_text(*perplexity, false); }; });
+      [perplexity, action] { *action = [perplexity] { return with_record(*perplexity, false); }; });
 
   auto kld = std::make_shared<Flags>();
   command = eval->add_subcommand(
@@ -410,7 +428,7 @@ void add_eval(CLI::App& app, Action* action) {
       ->add_option("--base", kld->base,
                    "a model, or base logits of `eval perplexity --base-out` or of llama.cpp")
       ->required();
-  command->callback([kld, action] { *action = [kld] { return run_text(*kld, true); }; });
+  command->callback([kld, action] { *action = [kld] { return with_record(*kld, true); }; });
 
   auto tasks = std::make_shared<Flags>();
   command = eval->add_subcommand("tasks", "Tasks with answers that can be checked (JSONL).");
@@ -423,7 +441,11 @@ void add_eval(CLI::App& app, Action* action) {
   command->add_option(
       "--continuations", tasks->continuations,
       "greedy continuations of so many places in the text: do they fall into loops?");
-  command->callback([tasks, action] { *action = [tasks] { return run_tasks(*tasks); }; });
+  command->callback([tasks, action] {
+    *action = [tasks] {
+      return recorded(tasks->record, [&](RunRecord& record) { return run_tasks(*tasks, record); });
+    };
+  });
 
   auto merge = std::make_shared<Flags>();
   command = eval->add_subcommand("merge", "Joins the scores of shards.");

@@ -208,17 +208,6 @@ engine::GenerateResult Runner::answer(engine::Sampler& sampler, bool in_reasonin
   return result;
 }
 
-nlohmann::ordered_json sampling_json(const engine::SamplerOptions& sampling) {
-  return {{"temperature", sampling.temperature},
-          {"top_k", sampling.top_k},
-          {"top_p", sampling.top_p},
-          {"min_p", sampling.min_p},
-          {"repetition_penalty", sampling.repetition_penalty},
-          {"presence_penalty", sampling.presence_penalty},
-          {"frequency_penalty", sampling.frequency_penalty},
-          {"seed", sampling.seed}};
-}
-
 void Runner::print_json(const engine::GenerateResult& result) {
   nlohmann::ordered_json out;
   out["text"] = result.text;
@@ -508,11 +497,6 @@ int Runner::go() {
   return complete(runtime_.tokenizer().encode(prompt, true));
 }
 
-const char* state_of(int code) {
-  if (code == static_cast<int>(ErrorKind::Cancelled)) return "interrupted";
-  return code == static_cast<int>(ErrorKind::Watchdog) ? "watchdog" : "finished";
-}
-
 int run_run(const Flags& flags) {
   if (!flags.prompt.empty() && !flags.file.empty()) {
     fail(ErrorKind::Usage, "give the prompt with -p or a file with -f, not both");
@@ -530,22 +514,12 @@ int run_run(const Flags& flags) {
     fail(ErrorKind::Usage, "--restore continues token by token: it does not go with --chat");
   }
   interrupt_flag();
-  RunRecord record(flags.record);
-  try {
+  return recorded(flags.record, [&](RunRecord& record) {
     const auto runtime =
         engine::Runtime::open(flags.runtime.options(), record.watch(progress_line()));
     record.opened(*runtime);
-    const int code = Runner(flags, *runtime, record).run();
-    record.finish(state_of(code), code);
-    return code;
-  } catch (const Error& error) {
-    record.finish(error.kind() == ErrorKind::Cancelled ? "interrupted" : "error", error.exit_code(),
-                  error.what());
-    throw;
-  } catch (const std::exception& error) {
-    record.finish("error", static_cast<int>(ErrorKind::Internal), error.what());
-    throw;
-  }
+    return Runner(flags, *runtime, record).run();
+  });
 }
 
 }  // namespace

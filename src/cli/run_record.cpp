@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/digest.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "cli/dense_summary.h"
 #include "cli/summary.h"
@@ -48,34 +49,7 @@ Json lossy_json(const engine::Runtime& runtime) {
 
 }  // namespace
 
-RunRecord::RunRecord(const std::string& folder) {
-  if (!folder.empty()) recorder_ = std::make_unique<measure::RunRecorder>(folder, producer());
-}
-
-engine::Runtime::Progress RunRecord::watch(engine::Runtime::Progress inner) {
-  if (!recorder_) return inner;
-  return [this, inner](std::string_view phase, uint64_t done, uint64_t total) {
-    if (phase.starts_with("warm fill") && !load_sampled_) {
-      recorder_->memory("load");
-      load_sampled_ = true;
-    }
-    if (inner) inner(phase, done, total);
-  };
-}
-
-void RunRecord::opened(const engine::Runtime& runtime) {
-  if (!recorder_) return;
-  recorder_->memory(load_sampled_ ? "fill" : "load");
-  recorder_->set_machine(runtime.options().model_path);
-  recorder_->set("inputs", inputs_json(runtime));
-  recorder_->set("lossy", lossy_json(runtime));
-  measure::QualityKey key = measure::quality_key(runtime);
-  recorder_->set("quality_key", key.id);
-  recorder_->set("quality_settings", std::move(key.settings));
-}
-
-void RunRecord::settings(const engine::Runtime& runtime, nlohmann::ordered_json given) {
-  if (!recorder_) return;
+nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_json given) {
   Json out(std::move(given));
   const engine::RuntimeOptions& options = runtime.options();
   const experts::StreamOptions& stream = options.stream;
@@ -96,7 +70,41 @@ void RunRecord::settings(const engine::Runtime& runtime, nlohmann::ordered_json 
   out["moce"] = experts::moce_name(stream.moce.mode);
   out["moce_residency"] = experts::moce_residency_name(stream.moce.residency);
   out["slots"] = runtime.stream().shape().slots();
-  recorder_->set("settings", std::move(out));
+  return out;
+}
+
+void describe(measure::RunRecorder& recorder, const engine::Runtime& runtime) {
+  recorder.set("inputs", inputs_json(runtime));
+  recorder.set("lossy", lossy_json(runtime));
+  measure::QualityKey key = measure::quality_key(runtime);
+  recorder.set("quality_key", key.id);
+  recorder.set("quality_settings", std::move(key.settings));
+}
+
+RunRecord::RunRecord(const std::string& folder) {
+  if (!folder.empty()) recorder_ = std::make_unique<measure::RunRecorder>(folder, producer());
+}
+
+engine::Runtime::Progress RunRecord::watch(engine::Runtime::Progress inner) {
+  if (!recorder_) return inner;
+  return [this, inner](std::string_view phase, uint64_t done, uint64_t total) {
+    if (phase.starts_with("warm fill") && !load_sampled_) {
+      recorder_->memory("load");
+      load_sampled_ = true;
+    }
+    if (inner) inner(phase, done, total);
+  };
+}
+
+void RunRecord::opened(const engine::Runtime& runtime) {
+  if (!recorder_) return;
+  recorder_->memory(load_sampled_ ? "fill" : "load");
+  recorder_->set_machine(runtime.options().model_path);
+  describe(*recorder_, runtime);
+}
+
+void RunRecord::settings(const engine::Runtime& runtime, nlohmann::ordered_json given) {
+  if (recorder_) recorder_->set("settings", settings_json(runtime, std::move(given)));
 }
 
 void RunRecord::begin_turn(const engine::Session& session, std::span<const int32_t> prompt,
@@ -135,10 +143,37 @@ void RunRecord::measured(engine::Session& session) {
   recorder_->set("watchdog", Json(watchdog_json(runtime)));
 }
 
+void RunRecord::evaluated(const engine::Runtime& runtime, nlohmann::ordered_json result) {
+  if (!recorder_) return;
+  recorder_->set("experts", Json(source_json(runtime)));
+  recorder_->set("dense", Json(dense_json(runtime.load().dense)));
+  recorder_->set("watchdog", Json(watchdog_json(runtime)));
+  recorder_->set("evaluation", Json(std::move(result)));
+}
+
 void RunRecord::finish(const std::string& state, int exit_code, const std::string& error) {
   if (!recorder_ || recorder_->finished()) return;
   const std::string path = recorder_->finish(state, exit_code, error);
   log::info("run record: {}", path);
+}
+
+int recorded(const std::string& folder, const std::function<int(RunRecord&)>& body) {
+  RunRecord record(folder);
+  try {
+    const int code = body(record);
+    record.finish(code == static_cast<int>(ErrorKind::Cancelled)  ? "interrupted"
+                  : code == static_cast<int>(ErrorKind::Watchdog) ? "watchdog"
+                                                                  : "finished",
+                  code);
+    return code;
+  } catch (const Error& error) {
+    record.finish(error.kind() == ErrorKind::Cancelled ? "interrupted" : "error", error.exit_code(),
+                  error.what());
+    throw;
+  } catch (const std::exception& error) {
+    record.finish("error", static_cast<int>(ErrorKind::Internal), error.what());
+    throw;
+  }
 }
 
 }  // namespace penstock::cli

@@ -14,6 +14,11 @@
 
 namespace penstock::cli {
 
+// The stream's options in force, beside what was `given`.
+nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_json given);
+// What is known of a model that was opened: inputs, lossy options, quality key.
+void describe(measure::RunRecorder& recorder, const engine::Runtime& runtime);
+
 // A recorder, or none: every call on none does nothing.
 class RunRecord {
  public:
@@ -32,11 +37,17 @@ class RunRecord {
   void end_turn(const engine::Session& session, const engine::GenerateResult& result);
   // Everything that is known at the end.
   void measured(engine::Session& session);
+  // The same of an evaluation, which has no session, and what it found.
+  void evaluated(const engine::Runtime& runtime, nlohmann::ordered_json result);
   void finish(const std::string& state, int exit_code, const std::string& error = {});
 
  private:
   std::unique_ptr<measure::RunRecorder> recorder_;
   bool load_sampled_ = false;
 };
+
+// Runs `body` with a record in `folder` (empty: none), which is finished as it ends: with the exit
+// code that it returns or with the error that it throws.
+int recorded(const std::string& folder, const std::function<int(RunRecord&)>& body);
 
 }  // namespace penstock::cli

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/runtime_flags.h"
+#include "cli/serve_record.h"
 #include "cli/version.h"
 #include "server/server.h"
 
@@ -23,7 +24,7 @@ struct Flags {
   RuntimeFlags runtime;
   ChatFlags chat;
   server::ServerOptions server;
-  std::string api_key_file;
+  std::string api_key_file, record;
 };
 
 std::unique_ptr<engine::Runtime> load(const Flags& flags,
@@ -48,6 +49,7 @@ int run_serve(Flags flags) {
   flags.server.reasoning = flags.chat.reasoning();
   flags.server.reasoning_budget = flags.chat.reasoning_budget();
   flags.server.version = version_number();
+  if (!flags.record.empty()) flags.server.watch = record_requests(flags.record);
   if (!flags.api_key_file.empty())
     flags.server.api_keys = server::read_api_keys(flags.api_key_file);
   // A heap per core and thread would keep memory that another thread could use.
@@ -138,6 +140,10 @@ void add_serve(CLI::App& app, Action* action) {
       ->capture_default_str()
       ->group("Server");
   command->add_flag("--log-prompts", server.log_prompts, "prompts and answers go to the log")
+      ->group("Server");
+  command
+      ->add_option("--record", flags->record,
+                   "writes a run record of every request into this folder (docs/records.md)")
       ->group("Server");
   flags->chat.add_to(*command);
   command->callback([flags, action] { *action = [flags] { return run_serve(*flags); }; });

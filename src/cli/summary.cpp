@@ -468,4 +468,15 @@ Json plan_json(engine::Session& session) {
               {"prompts_that_kept", session.prompts_that_kept_scratch()}}}}}};
 }
 
+Json sampling_json(const engine::SamplerOptions& sampling) {
+  return {{"temperature", sampling.temperature},
+          {"top_k", sampling.top_k},
+          {"top_p", sampling.top_p},
+          {"min_p", sampling.min_p},
+          {"repetition_penalty", sampling.repetition_penalty},
+          {"presence_penalty", sampling.presence_penalty},
+          {"frequency_penalty", sampling.frequency_penalty},
+          {"seed", sampling.seed}};
+}
+
 }  // namespace penstock::cli

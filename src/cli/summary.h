@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/generate.h"
+#include "engine/sampler.h"
 #include "engine/session.h"
 
 namespace penstock::cli {
@@ -18,6 +19,7 @@ nlohmann::ordered_json counters_json(const engine::Session& session);
 nlohmann::ordered_json watchdog_json(const engine::Runtime& runtime);
 // Where the experts come from and how they are read.
 nlohmann::ordered_json source_json(const engine::Runtime& runtime);
+nlohmann::ordered_json sampling_json(const engine::SamplerOptions& sampling);
 nlohmann::ordered_json plan_json(engine::Session& session);
 
 }  // namespace penstock::cli

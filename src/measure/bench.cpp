@@ -504,8 +504,8 @@ struct Row {
   size_t failed = 0;
 };
 
-constexpr const char* kColumns[] = {"prefill_tok_s", "decode_tok_s", "hit_pct", "mb_per_token",
-                                    "footprint_mib"};
+constexpr const char* kColumns[] = {"prefill_tok_s", "decode_tok_s", "hit_pct",
+                                    "storage_mb_per_token", "footprint_mib"};
 
 }  // namespace
 
@@ -555,7 +555,7 @@ std::string bench_table(const Json& manifest, const std::string& folder) {
                       : fmt::format("  {:>{}.{}f}", s.median, places, digits);
     };
     cell("hit_pct", 7, 1);
-    cell("mb_per_token", 9, 2);
+    cell("storage_mb_per_token", 9, 2);
     cell("footprint_mib", 9, 0);
     out += row.failed == 0 ? "\n" : fmt::format("  ({} failed: {})\n", row.failed, row.failure);
   }

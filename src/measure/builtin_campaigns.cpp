@@ -60,7 +60,7 @@ void need_experts(const BuiltinRequest& r) {
 }
 
 std::string quick(const BuiltinRequest& r) {
-  std::string out = head(r, "quick", 3, 64,
+  std::string out = head(r, "quick", 5, 128,
                          "How fast this machine runs the model with all, half and a quarter of its "
                          "experts in memory.") +
                     limit_line(r) + "cool_down = 0\ncontrol_limit = 0.1   # the runs are short\n" +
@@ -147,9 +147,15 @@ std::string peers(const BuiltinRequest& r) {
     out += arm("penstock" + suffix, {}, line);
     out += arm("penstock --io mmap" + suffix, {"--io", "mmap"},
                line + "note = \"experts used in place from the page cache\"\n");
-    out += arm("llama.cpp, mmap" + suffix, {}, server);
-    out += arm("llama.cpp, direct I/O" + suffix, {"--direct-io"}, server);
-    out += arm("llama.cpp, no mmap" + suffix, {"--no-mmap"}, server);
+    // Warm-up would read every expert; repacked weights are copies, which a limit does not hold.
+    for (const auto& [name, options] :
+         std::vector<std::pair<const char*, std::vector<std::string>>>{
+             {"llama.cpp as it comes", {}},
+             {"llama.cpp, mmap", {"--no-warmup", "--load-mode", "mmap", "--no-repack"}},
+             {"llama.cpp, lazy", {"--no-warmup", "--lazy-mode", "on", "--no-repack"}},
+             {"llama.cpp, direct", {"--no-warmup", "--load-mode", "dio", "--no-repack"}}}) {
+      out += arm(name + suffix, options, server);
+    }
   }
   return out;
 }

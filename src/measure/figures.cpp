@@ -65,6 +65,11 @@ std::vector<Figure> of_run_records() {
                "{/counters/-1/counters/reads_spec/bytes}) / " +
                steps + " / 1e6"),
        2},
+      // What the system counted between the prompt and the end, mapped files and rows included.
+      {"storage_mb_per_token", "fetched from storage", "MB/token", "decode",
+       Formula("({/memory/-1/storage_bytes_read} - {/memory/-2/storage_bytes_read}) / " + steps +
+               " / 1e6"),
+       2},
       {"run_storage_mb", "read by the whole run", "MB", "run",
        Formula("{/counters/-1/counters/dev_bytes} / 1e6"), 1},
       {"planned_mib", "planned at the peak", "MiB", "memory",
@@ -76,6 +81,12 @@ std::vector<Figure> of_run_records() {
       {"slots", "slots", "slots", "memory", Formula("{/settings/slots}"), 0},
       {"swapped_mib", "swapped out", "MiB", "memory",
        Formula("({/memory/-1/swapped_out} - {/memory/0/swapped_out}) / 1048576"), 1},
+      // Of `eval --record`.
+      {"ppl", "perplexity", "", "quality", Formula("{/evaluation/ppl}"), 4},
+      {"mean_kld", "mean KL divergence", "nats", "quality", Formula("{/evaluation/mean_kld}"), 5},
+      {"same_top_pct", "same top token", "%", "quality", Formula("{/evaluation/same_top} * 100"),
+       2},
+      {"task_pct", "tasks", "%", "quality", Formula("{/evaluation/accuracy} * 100"), 2},
   };
 }
 
@@ -145,7 +156,10 @@ std::string phase_of(const std::string& schema, const std::string& pointer) {
       {"/counters/-1/counters/reads_prompt", "prefill"},
       {"/counters/-1/counters", "decode"},
       {"/tokens", "decode"},
+      {"/evaluation", "quality"},
       {"/plan", "memory"},
+      {"/memory/-1/storage_bytes_read", "decode"},
+      {"/memory/-2/storage_bytes_read", "decode"},
       {"/memory", "memory"},
       {"/dense", "memory"},
   };

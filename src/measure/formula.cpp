@@ -55,7 +55,7 @@ const Json* resolve_pointer(const Json& record, const std::string& pointer) {
       int64_t index = 0;
       const auto [rest, error] = std::from_chars(token.data(), token.data() + token.size(), index);
       if (error != std::errc() || rest != token.data() + token.size()) return nullptr;
-      if (index == -1) index = static_cast<int64_t>(now->size()) - 1;
+      if (index < 0) index += static_cast<int64_t>(now->size());
       if (index < 0 || static_cast<size_t>(index) >= now->size()) return nullptr;
       now = &(*now)[static_cast<size_t>(index)];
     } else {

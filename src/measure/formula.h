@@ -1,6 +1,6 @@
 // Arithmetic over a JSON record: numbers, + - * / ( ), unary minus, and JSON pointers (RFC 6901) in
 // braces, as in "{/timings/decode/tokens} / {/timings/decode/seconds}". In a pointer an index of -1
-// is an array's last element. Functions of one pointer to an array: sum, min, max, count; of two
+// is an array's last element, -2 the one before it. Functions of one pointer to an array: sum, min, max, count; of two
 // values: least, most.
 #pragma once
 

@@ -200,6 +200,12 @@ class Talk {
   Child* child_;
 };
 
+std::string last_line(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  const size_t begin = text.find_last_of("\r\n");
+  return text.substr(begin == std::string::npos ? 0 : begin + 1).substr(0, 300);
+}
+
 struct Spoken {
   std::string out, err;  // as archived
   std::string parser;
@@ -284,8 +290,9 @@ Json values_of(Spoken& s) {
 
 Json record_of(const PeerRequest& request, Spoken& s, double started) {
   Json values = values_of(s);
-  if (s.oom_kills != 0 && s.report.state == "error") {
-    s.report.reason += ": out of memory under its limit";
+  if (s.report.state == "error") {
+    s.report.reason +=
+        s.oom_kills != 0 ? ": out of memory under its limit" : ": " + last_line(s.err);
   }
   Json record;
   record["schema"] = kPeerSchema;

@@ -43,7 +43,7 @@ const std::vector<std::string>& token_columns() {
   return columns;
 }
 
-RunRecorder::RunRecorder(const std::string& folder, const Producer& producer)
+RunRecorder::RunRecorder(const std::string& folder, const Producer& producer, Output output)
     : folder_(folder), started_ns_(now_ns()) {
   std::error_code error;
   fs::create_directories(fs::path(folder) / "files", error);
@@ -87,6 +87,7 @@ RunRecorder::RunRecorder(const std::string& folder, const Producer& producer)
   memory("start");
   unfinished_ = (fs::path(folder) / (run_id + ".unfinished.json")).string();
   write_file(unfinished_, canonical_text(record_));
+  if (output == Output::NotKept) return;
   out_ = std::make_unique<OutputTee>(STDOUT_FILENO);
   err_ = std::make_unique<OutputTee>(STDERR_FILENO);
 }
@@ -165,6 +166,7 @@ void RunRecorder::end_turn(std::span<const int32_t> tokens, const std::string& t
 void RunRecorder::stop_tees() {
   std::fflush(stdout);
   std::fflush(stderr);
+  if (!out_ && !err_) return;
   Json output;
   for (auto* tee : {&out_, &err_}) {
     const char* const name = tee == &out_ ? "stdout" : "stderr";

@@ -28,9 +28,10 @@ const std::vector<std::string>& token_columns();
 
 class RunRecorder {
  public:
-  // Makes the folder, writes the unfinished record and begins to keep what is printed. Throws
-  // Error(Io).
-  RunRecorder(const std::string& folder, const Producer& producer);
+  enum class Output { Kept, NotKept };
+  // Makes the folder, writes the unfinished record and begins to keep what is printed, if wanted.
+  // Throws Error(Io).
+  RunRecorder(const std::string& folder, const Producer& producer, Output output = Output::Kept);
   ~RunRecorder();  // a run that ends without finish() leaves its unfinished record
   RunRecorder(const RunRecorder&) = delete;
   RunRecorder& operator=(const RunRecorder&) = delete;

@@ -6,12 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "server/job_watch.h"
+
 namespace penstock::server {
 
 struct Limits {
-  size_t head_bytes = size_t{32} << 10;    // request line and headers together
-  size_t line_bytes = 8190;                // one of their lines
-  size_t body_bytes = size_t{2} << 20;     // of one request
+  size_t head_bytes = size_t{32} << 10;   // request line and headers together
+  size_t line_bytes = 8190;               // one of their lines
+  size_t body_bytes = size_t{2} << 20;    // of one request
   size_t bodies_bytes = size_t{8} << 20;  // of all requests whose bodies are being read
   int connections = 128;
   int queue = 64;                 // requests that wait for the model
@@ -40,6 +42,7 @@ struct ServerOptions {
   int64_t reasoning_budget = -1;           // engine::GenerateOptions
   bool log_prompts = false;
   std::string version;  // for /metrics
+  WatchJob watch = {};  // writes down what requests did
   Limits limits;
 };
 

@@ -223,18 +223,26 @@ std::optional<ApiError> Scheduler::file_error() {
 
 void Scheduler::generate(Job& job, engine::Session& session, engine::Conversation& conversation,
                          Outcome* outcome) {
-  const engine::KeepGoing keep_going = [&] { return this->keep_going(job, session); };
+  std::unique_ptr<JobWatch> watch;
+  const engine::KeepGoing keep_going = [&] {
+    if (watch) watch->step(session);
+    return this->keep_going(job, session);
+  };
   try {
+    if (options_.watch) watch = options_.watch(session, job);
     engine::Sampler sampler(job.sampling);
     sampler.see_prompt(job.prompt);
     if (conversation.advance(job.prompt, job.n_stable, keep_going)) {
       outcome->usage.cached_tokens = conversation.reused();
+      if (watch) watch->prefilled(session);
       const engine::GenerateResult result = engine::generate(
           session, sampler, job.generate, [&](const engine::Output& output) { job.put(output); },
           keep_going);
       outcome->reason = result.reason;
       outcome->usage.completion_tokens = static_cast<int64_t>(result.tokens.size());
       outcome->usage.reasoning_tokens = result.reasoning_tokens;
+      if (watch) watch->done(session, result);
+      watch.reset();
     }
     if (session.out_of_memory()) {
       outcome->error = ApiError(503, "out_of_memory", "the server ran out of memory");
@@ -245,6 +253,9 @@ void Scheduler::generate(Job& job, engine::Session& session, engine::Conversatio
     outcome->error = from_engine(error);
   } catch (const std::exception& error) {
     outcome->error = ApiError(500, "internal_error", error.what());
+  }
+  if (watch) {
+    watch->failed(session, outcome->error ? outcome->error->what() : "ended during its prompt");
   }
 }
 
