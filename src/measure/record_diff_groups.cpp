@@ -112,6 +112,8 @@ void add_figures(RecordDiff* diff) {
         if (change.a.empty() && change.b.empty()) continue;
         change.spread_a = spread_of(change.a);
         change.spread_b = spread_of(change.b);
+        // The middle of two values may be past what a number holds.
+        if (!std::isfinite(change.spread_a.median + change.spread_b.median)) continue;
         change.p = mann_whitney(change.a, change.b);
         diff->figures.push_back(std::move(change));
       }
@@ -179,9 +181,8 @@ std::string figures_table(const RecordDiff& diff) {
     };
     std::string ratio = "-", p = "-";
     if (diff.uncomparable.empty() && f.spread_a.n > 0 && f.spread_b.n > 0) {
-      if (f.spread_a.median != 0) {
-        ratio = fmt::format("{:+.1f} %", 100 * (f.spread_b.median / f.spread_a.median - 1));
-      }
+      const double change = 100 * (f.spread_b.median / f.spread_a.median - 1);
+      if (std::fabs(change) < 1e9) ratio = fmt::format("{:+.1f} %", change);
       if (f.a.size() > 1 && f.b.size() > 1) p = fmt::format("{:.3f}", f.p);
     }
     const std::string title =
@@ -201,13 +202,13 @@ std::string change_sentence(const FigureChange& change) {
                                                   : n == 0         ? "A"
                                                                    : "B");
   }
-  const double ratio =
-      change.spread_a.median == 0 ? 0 : change.spread_b.median / change.spread_a.median - 1;
+  const double ratio = change.spread_b.median / change.spread_a.median - 1;
+  const bool sensible = std::fabs(ratio) < 1e9;  // not of what is zero or next to it
   const std::string moved =
-      change.spread_a.median == 0
-          ? std::string("no ratio to 0")
-          : fmt::format("{} by {:.1f} %", ratio < 0 ? "slower" : "faster", 100 * std::fabs(ratio));
-  if (change.p < kSignificant && ratio != 0) {
+      sensible
+          ? fmt::format("{} by {:.1f} %", ratio < 0 ? "slower" : "faster", 100 * std::fabs(ratio))
+          : std::string("beyond any ratio");
+  if (change.p < kSignificant && sensible && ratio != 0) {
     return fmt::format("B is {}, p = {:.3f}, {}", moved, change.p, runs_text(n, m));
   }
   std::string out = fmt::format(

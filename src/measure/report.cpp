@@ -151,7 +151,8 @@ void judge_control(const Json& campaign, ReportSection* section) {
   section->remarks.push_back(fmt::format(
       "{} control, {}, decoded {} tok/s first and {} tok/s last: it moved by {} % (limit {} %){}.",
       section->is_void ? "VOID: the" : "The", text_member(*control, "/arm"), number_text(first, 2),
-      number_text(last, 2), number_text(100 * moved, 1), number_text(100 * limit, 0),
+      number_text(last, 2), std::isfinite(moved) ? number_text(100 * moved, 1) : "countless",
+      number_text(100 * limit, 0),
       section->is_void ? ", so the machine did not stay the same and no figure here counts" : ""));
 }
 
@@ -187,11 +188,38 @@ ReportSection section_of(const Archived& campaign, std::vector<ReportRun> runs) 
   return section;
 }
 
-void finish_section(const Archive& archive, ReportSection* section, Report* report) {
-  for (ReportComparison& comparison : section->comparisons) {
-    finish_comparison(&comparison, section->is_void);
-    if (section->campaign != nullptr) add_rooflines(section->campaign->value, &comparison);
-    add_quality(archive, &comparison, &report->qualities);
+// In order of their identities: files of quality, and records of `eval`.
+std::vector<const Archived*> qualities_of(const Archive& archive, const Records& records) {
+  std::map<std::string, const Archived*> found;
+  for (const Archived& entry : archive.entries()) {
+    if (!entry.is_record() && is_quality(entry)) found.emplace(entry.id, &entry);
+  }
+  for (const auto& [id, record] : records) {
+    if (is_quality(*record)) found.emplace(id, record);
+  }
+  std::vector<const Archived*> out;
+  for (const auto& [id, entry] : found) out.push_back(entry);
+  return out;
+}
+
+void finish_sections(const std::vector<const Archived*>& qualities, Report* report) {
+  std::set<const Archived*> used;
+  for (ReportSection& section : report->sections) {
+    for (ReportComparison& comparison : section.comparisons) {
+      finish_comparison(&comparison, section.is_void);
+      if (section.campaign != nullptr) add_rooflines(section.campaign->value, &comparison);
+      add_quality(qualities, &comparison, &used);
+    }
+  }
+  for (const Archived* file : qualities) {
+    if (used.count(file) != 0) {
+      report->qualities.push_back(file);
+    } else if (file->is_record()) {
+      // A record is never left out; files of a whole store of measurements may be.
+      for (ReportQuality& quality : qualities_in(*file)) {
+        report->untimed.push_back(std::move(quality));
+      }
+    }
   }
 }
 
@@ -228,10 +256,6 @@ void add_facts(const Archive& archive, const Records& records, Report* report) {
     unused.insert(shown_name(entry.path));
   }
   report->unused.assign(unused.begin(), unused.end());
-  auto& files = report->qualities;
-  std::sort(files.begin(), files.end(),
-            [](const Archived* a, const Archived* b) { return a->id < b->id; });
-  files.erase(std::unique(files.begin(), files.end()), files.end());
 }
 
 }  // namespace
@@ -276,7 +300,7 @@ Report make_report(const Archive& archive) {
   }
   std::vector<ReportRun> loose;
   for (const auto& [id, record] : records) {
-    if (used.count(id) == 0) loose.push_back(run_of(*record));
+    if (used.count(id) == 0 && !is_quality(*record)) loose.push_back(run_of(*record));
   }
   if (!loose.empty()) {
     // In order of time, so that repeats read as they were made.
@@ -290,7 +314,7 @@ Report make_report(const Archive& archive) {
     separate(&section);
     report.sections.push_back(std::move(section));
   }
-  for (ReportSection& section : report.sections) finish_section(archive, &section, &report);
+  finish_sections(qualities_of(archive, records), &report);
   add_facts(archive, records, &report);
   return report;
 }

@@ -97,6 +97,7 @@ struct Report {
   std::vector<ReportSection> sections;
   std::vector<const Archived*> records;    // in order of their identities
   std::vector<const Archived*> qualities;  // files that some group's quality comes from
+  std::vector<ReportQuality> untimed;      // of records of `eval` that match no group
   std::vector<std::string> machines;       // "AMD EPYC, 2 processors, 25.2 GB, Linux 6.18"
   std::vector<std::string> unused;         // files that are no records, campaigns or quality
 };

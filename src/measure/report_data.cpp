@@ -61,9 +61,9 @@ Json runs_json(const ReportGroup& group) {
   return out;
 }
 
-Json quality_json(const ReportGroup& group) {
+Json quality_json(const std::vector<ReportQuality>& qualities) {
   Json out = Json::array();
-  for (const ReportQuality& quality : group.quality) {
+  for (const ReportQuality& quality : qualities) {
     for (const ReportQuality::Value& value : quality.values) {
       out.push_back({{"file", quality.file->id},
                      {"kind", quality.kind},
@@ -85,7 +85,7 @@ Json group_json(const ReportGroup& group) {
     out["figures"][series.figure->name] = series_json(series, group);
   }
   out["quality_key"] = group.quality_key.empty() ? Json() : Json(group.quality_key);
-  out["quality"] = group.quality.empty() ? Json("unmeasured") : quality_json(group);
+  out["quality"] = group.quality.empty() ? Json("unmeasured") : quality_json(group.quality);
   if (group.roofline) {
     out["bounds"] = {{"measured_ms", spread_json(group.roofline->measured_ms)},
                      {"serial_ms", spread_json(group.roofline->serial_ms)},
@@ -96,6 +96,17 @@ Json group_json(const ReportGroup& group) {
   for (const Difference& d : group.differences) {
     out["differences"].push_back(
         {{"kind", d.kind}, {"name", d.name}, {"first", d.a}, {"here", d.b}, {"named", d.named}});
+  }
+  return out;
+}
+
+std::string quality_lines(const ReportQuality& quality, const std::string& campaign,
+                          const std::string& arm, const std::string& prompt) {
+  std::string out;
+  for (const ReportQuality::Value& value : quality.values) {
+    out += csv_line({quality.file->id, campaign, arm, prompt, "", quality.kind + " " + value.name,
+                     fmt::format("{}", value.value), value.unit, value.formula,
+                     joined(Formula(value.formula).pointers())});
   }
   return out;
 }
@@ -131,15 +142,12 @@ std::string report_csv(const Report& report) {
                            run.record == nullptr ? run.origin : "/outcome"});
         }
         for (const ReportQuality& quality : group.quality) {
-          for (const ReportQuality::Value& value : quality.values) {
-            out += csv_line({quality.file->id, campaign(section), arm_of(group), group.prompt, "",
-                             quality.kind + " " + value.name, fmt::format("{}", value.value),
-                             value.unit, value.formula, joined(Formula(value.formula).pointers())});
-          }
+          out += quality_lines(quality, campaign(section), arm_of(group), group.prompt);
         }
       }
     }
   }
+  for (const ReportQuality& quality : report.untimed) out += quality_lines(quality, "", "", "");
   return out;
 }
 
@@ -149,6 +157,7 @@ Json report_json(const Report& report) {
   for (const Archived* record : report.records) out["records"].push_back(record->id);
   out["quality_files"] = Json::array();
   for (const Archived* file : report.qualities) out["quality_files"].push_back(file->id);
+  out["untimed_quality"] = quality_json(report.untimed);
   out["machines"] = report.machines;
   out["unused"] = report.unused;
   out["sections"] = Json::array();
@@ -204,7 +213,7 @@ std::string report_table(const Report& report) {
         }
       }
       out += terminal_table(narrow);
-      out += terminal_table(failure_table(comparison));
+      out += terminal_table(failure_table(comparison, index));
       out += terminal_table(roofline_table(section, comparison, index));
       for (const std::string& remark : comparison_remarks(comparison)) {
         out += "  " + plain(remark) + "\n";

@@ -17,6 +17,8 @@ namespace {
 using Json = nlohmann::json;
 using Facts = std::map<std::string, std::string>;
 
+constexpr const char* kQualityStore = "penstock-quality-1";
+
 // Facts that follow from others, or that no comparison is about.
 bool is_derived(const std::string& fact) {
   return fact == "identity/quality key" || fact == "identity/model" ||
@@ -266,7 +268,8 @@ void add_series(ReportGroup* group) {
         values.push_back(found->second);
       }
       series.spread = spread_of(values);
-      group->series.push_back(std::move(series));
+      // The middle of two values may be past what a number holds.
+      if (std::isfinite(series.spread.median)) group->series.push_back(std::move(series));
     }
   }
 }
@@ -458,11 +461,12 @@ void add_rooflines(const Json& campaign, ReportComparison* comparison) {
       if (!run.gives("decode_ms") || !run.gives("mb_per_token")) continue;
       const double read = run.values.at("mb_per_token") * 1e9 / disk;  // ms
       const double t = run.values.at("decode_ms");
-      if (!std::isfinite(read) || !(t > 0)) continue;
+      const double bound = std::max(compute, read);
+      if (!(t > 0) || !std::isfinite(compute + read) || !std::isfinite(100 * bound / t)) continue;
       measured.push_back(t);
       serial.push_back(compute + read);
-      overlap.push_back(std::max(compute, read));
-      share.push_back(100 * std::max(compute, read) / t);
+      overlap.push_back(bound);
+      share.push_back(100 * bound / t);
     }
     if (measured.empty()) continue;
     group.roofline = ReportRoofline{spread_of(measured), spread_of(serial), spread_of(overlap),
@@ -471,39 +475,41 @@ void add_rooflines(const Json& campaign, ReportComparison* comparison) {
 }
 
 bool is_quality(const Archived& entry) {
-  if (entry.is_record() || !entry.value.is_object()) return false;
-  if (text_member(entry.value, "/quality_key").empty()) return false;
-  return entry.schema == "penstock-quality-1" || !text_member(entry.value, "/kind").empty();
+  if (!entry.value.is_object() || text_member(entry.value, "/quality_key").empty()) return false;
+  if (entry.is_record()) return !text_member(entry.value, "/evaluation/kind").empty();
+  return entry.schema == kQualityStore || !text_member(entry.value, "/kind").empty();
 }
 
-void add_quality(const Archive& archive, ReportComparison* comparison,
-                 std::vector<const Archived*>* used) {
-  std::vector<const Archived*> files;
-  for (const Archived& entry : archive.entries()) {
-    if (is_quality(entry)) files.push_back(&entry);
+std::vector<ReportQuality> qualities_in(const Archived& file) {
+  std::vector<std::string> places = {file.is_record() ? "/evaluation" : ""};
+  if (file.schema == kQualityStore) {
+    places.clear();
+    const Json* list = resolve_pointer(file.value, "/measurements");
+    for (size_t i = 0; list != nullptr && list->is_array() && i < list->size(); ++i) {
+      places.push_back(fmt::format("/measurements/{}", i));
+    }
   }
-  std::sort(files.begin(), files.end(),
-            [](const Archived* a, const Archived* b) { return a->id < b->id; });
+  std::vector<ReportQuality> out;
+  for (const std::string& place : places) {
+    ReportQuality found = quality_at(file, place);
+    if (!found.values.empty()) out.push_back(std::move(found));
+  }
+  return out;
+}
+
+void add_quality(const std::vector<const Archived*>& files, ReportComparison* comparison,
+                 std::set<const Archived*>* used) {
   for (ReportGroup& group : comparison->groups) {
     if (group.quality_key.empty()) continue;
-    const auto add = [&](const Archived& file, const std::string& prefix) {
-      ReportQuality found = quality_at(file, prefix);
-      if (found.values.empty()) return;
-      for (const ReportQuality& other : group.quality) {
-        if (same_quality(found, other)) return;
-      }
-      group.quality.push_back(std::move(found));
-      used->push_back(&file);
-    };
     for (const Archived* file : files) {
       if (text_member(file->value, "/quality_key") != group.quality_key) continue;
-      if (file->schema != "penstock-quality-1") {
-        add(*file, "");
-        continue;
-      }
-      const Json* list = resolve_pointer(file->value, "/measurements");
-      for (size_t i = 0; list != nullptr && list->is_array() && i < list->size(); ++i) {
-        add(*file, fmt::format("/measurements/{}", i));
+      for (ReportQuality& found : qualities_in(*file)) {
+        const bool known =
+            std::any_of(group.quality.begin(), group.quality.end(),
+                        [&](const ReportQuality& other) { return same_quality(found, other); });
+        // The store holds again what a record says.
+        used->insert(file);
+        if (!known) group.quality.push_back(std::move(found));
       }
     }
     std::stable_sort(group.quality.begin(), group.quality.end(),

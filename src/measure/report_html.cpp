@@ -98,12 +98,12 @@ std::string section_html(const ReportSection& section, size_t number, const Repo
   for (const ReportComparison& comparison : section.comparisons) {
     out += "<h3>" + html_text(comparison_title(comparison)) + "</h3>\n";
     out += html_table(speed_table(comparison, index));
-    out += html_table(failure_table(comparison));
+    out += html_table(failure_table(comparison, index));
     out += remarks_html(comparison_remarks(comparison), false);
     out += plots_html(report_plots(section, comparison));
     out += html_table(roofline_table(section, comparison, index));
     out += html_table(quality_table(comparison, index));
-    out += html_table(difference_table(comparison));
+    out += html_table(difference_table(comparison, index));
     out += html_table(value_table(comparison, index));
   }
   return out + plots_html(quality_plots(section)) + "</section>\n";
@@ -165,6 +165,7 @@ std::string report_html(const Report& report) {
   for (size_t i = 0; i < report.sections.size(); ++i) {
     out += section_html(report.sections[i], i + 1, index);
   }
+  out += html_table(untimed_table(report, index));
   out += "<section id=\"sources\">\n<h2>Sources</h2>\n";
   out += html_table(campaign_table(report, index));
   out += html_table(group_table(report, index));

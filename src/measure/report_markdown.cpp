@@ -33,11 +33,11 @@ std::string words(const ReportSection& section) {
 std::string tables(const ReportSection& section, const ReportComparison& comparison,
                    const ReportIndex& index, bool all) {
   std::string out = markdown_table(speed_table(comparison, index));
-  out += markdown_table(failure_table(comparison));
+  out += markdown_table(failure_table(comparison, index));
   out += list_of(comparison_remarks(comparison));
   out += markdown_table(roofline_table(section, comparison, index));
   out += markdown_table(quality_table(comparison, index));
-  out += markdown_table(difference_table(comparison));
+  out += markdown_table(difference_table(comparison, index));
   if (all) out += markdown_table(value_table(comparison, index));
   return out;
 }
@@ -74,7 +74,7 @@ std::string report_markdown(const Report& report) {
       out += tables(section, comparison, index, true);
     }
   }
-  return out + sources(report, index);
+  return out + markdown_table(untimed_table(report, index)) + sources(report, index);
 }
 
 ReportPage report_page(const Report& report, const std::string& title, const std::string& plots) {
@@ -110,7 +110,7 @@ ReportPage report_page(const Report& report, const std::string& title, const std
     }
     add_plots(section, quality_plots(section));
   }
-  out += sources(report, index);
+  out += markdown_table(untimed_table(report, index)) + sources(report, index);
   return page;
 }
 

@@ -21,6 +21,11 @@ using Json = nlohmann::json;
 constexpr double kTop = 40, kRow = 48, kAxis = 30, kBar = 13;
 constexpr size_t kLabel = 62;  // characters that fit beside no value
 
+// Nothing sensible can be drawn of values that are near the end of what a number holds.
+bool drawable(double most) {
+  return most > 0 && most < 1e300;
+}
+
 // Where a bar's label ends and its value begins.
 void row_text(Canvas* canvas, double y, const std::string& label, const std::string& value) {
   const size_t taken = characters(value) + 2;
@@ -73,7 +78,7 @@ ReportPlot bars(const ReportSection& section, const ReportComparison& comparison
       ++n;
     }
   }
-  if (n == 0 || !(most > 0)) return {};
+  if (n == 0 || !drawable(most)) return {};
   Canvas canvas;
   canvas.text(0, 20, title + void_text(section), "start", "h");
   const double bottom = kTop + kRow * static_cast<double>(comparison.groups.size());
@@ -128,7 +133,7 @@ ReportPlot stacked(const ReportSection& section, const ReportComparison& compari
     groups.push_back(&group);
     most = std::max(most, sum);
   }
-  if (groups.empty() || !(most > 0)) return {};
+  if (groups.empty() || !drawable(most)) return {};
   Canvas canvas;
   canvas.text(0, 20, title + void_text(section), "start", "h");
   const double bottom = kTop + kRow * static_cast<double>(groups.size());
@@ -189,7 +194,7 @@ ReportPlot timeline(const ReportSection& section, const ReportComparison& compar
     steps.emplace_back(std::max(0.0, compute / n), stall / n);
     most = std::max(most, steps.back().first + steps.back().second);
   }
-  if (!(most > 0)) return {};
+  if (!drawable(most)) return {};
   const std::string title = "Time of every token";
   constexpr double kLeft = 48, kBottom = 260, kFirst = 70;
   Canvas canvas;
@@ -237,7 +242,7 @@ double panel(Canvas* canvas, const ReportComparison& comparison, const char* fig
     high = std::max(high, medians.back().first);
     most = std::max(most, series->spread.most);
   }
-  if (medians.size() < 2 || !(high > low) || !(most > 0)) return 0;
+  if (medians.size() < 2 || !(high > low) || !drawable(most) || !drawable(high)) return 0;
   std::sort(medians.begin(), medians.end());
   constexpr double kLeft = 52, kHeight = 190;
   canvas->text(0, top + 15, title);
@@ -310,7 +315,8 @@ ReportPlot quality_plot(const ReportSection& section, const std::vector<Judged>&
     high = std::max(high, value.value);
     most = std::max(most, speed->spread.median);
   }
-  if (points.size() < 2 || !(most > 0)) return {};
+  const bool apart = std::fabs(low) < 1e300 && std::fabs(high) < 1e300;
+  if (points.size() < 2 || !drawable(most) || !apart) return {};
   constexpr double kLeft = 52, kHeight = 240;
   Canvas canvas;
   canvas.text(0, 20, title + void_text(section), "start", "h");

@@ -37,18 +37,25 @@ std::string html_cell(const TableCell& cell) {
   return inner;
 }
 
-std::string markdown_cell(const TableCell& cell) {
+// Figures are rows of the table of formulas: in Markdown a link leads to the group or file.
+std::string markdown_target(const TableCell& cell) {
+  return cell.anchor.empty() || defines(cell) ? std::string()
+                                              : cell.anchor.substr(0, cell.anchor.find('-'));
+}
+
+// `row_target`: where the row's first cell leads; the others need not lead there again.
+std::string markdown_cell(const TableCell& cell, const std::string& row_target) {
   std::string inner = markdown_text(cell.text);
   // No formula holds a backtick or a bar; what does is no code span.
   if (cell.code && !cell.text.empty() && cell.text.find_first_of("`|\n") == std::string::npos) {
     inner = "`" + cell.text + "`";
   }
   if (!cell.detail.empty()) inner += " (" + markdown_text(cell.detail) + ")";
+  const std::string target = markdown_target(cell);
   if (defines(cell)) {
     inner = fmt::format("<a id=\"{}\"></a>{}", cell.anchor.substr(1), inner);
-  } else if (!cell.anchor.empty()) {
-    // Figures are rows of the table of formulas: the group is what a reader looks for.
-    inner = fmt::format("[{}](#{})", inner, cell.anchor.substr(0, cell.anchor.find('-')));
+  } else if (!target.empty() && target != row_target) {
+    inner = fmt::format("[{}](#{})", inner, target);
   }
   if (!cell.mark.empty()) inner += " **" + markdown_text(cell.mark) + "**";
   return inner;
@@ -106,7 +113,12 @@ std::string markdown_table(const ReportTable& table) {
   out += '|';
   for (size_t i = 0; i < head.size(); ++i) out += "---|";
   out += '\n';
-  for (const std::vector<TableCell>& row : table.rows) line(columns_of(table, row, markdown_cell));
+  for (const std::vector<TableCell>& row : table.rows) {
+    const std::string target = markdown_target(row.front());
+    line(columns_of(table, row, [&](const TableCell& cell) {
+      return markdown_cell(cell, &cell == &row.front() ? std::string() : target);
+    }));
+  }
   return out + "\n";
 }
 

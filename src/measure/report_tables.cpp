@@ -52,6 +52,24 @@ std::string run_text(const ReportRun& run) {
   return run.record == nullptr ? std::string("no record") : short_id(*run.record);
 }
 
+// Errors stand beside what they belong to.
+void add_quality_rows(const std::string& label, const ReportQuality& quality,
+                      const ReportIndex& index, ReportTable* table) {
+  for (size_t i = 0; i < quality.values.size(); ++i) {
+    const ReportQuality::Value& value = quality.values[i];
+    TableCell cell{.text = number_text(value.value, value.digits),
+                   .anchor = index.source(*quality.file),
+                   .number = true};
+    if (i + 1 < quality.values.size() && quality.values[i + 1].name == value.name + "_error") {
+      ++i;
+      cell.detail = "+- " + number_text(quality.values[i].value, value.digits);
+    }
+    const std::string heading = value.unit.empty() ? value.title : value.title + ", " + value.unit;
+    table->rows.push_back(
+        {{.text = label}, {.text = heading}, cell, {.text = quality.kind + ": " + quality.text}});
+  }
+}
+
 template <typename Each>
 void for_groups(const Report& report, const Each& each) {
   for (const ReportSection& section : report.sections) {
@@ -151,7 +169,7 @@ ReportTable speed_table(const ReportComparison& comparison, const ReportIndex& i
   return table;
 }
 
-ReportTable failure_table(const ReportComparison& comparison) {
+ReportTable failure_table(const ReportComparison& comparison, const ReportIndex& index) {
   ReportTable table{
       "Runs without a result", {"configuration", "run", "record", "what happened"}, {}};
   for (const ReportGroup& group : comparison.groups) {
@@ -159,7 +177,7 @@ ReportTable failure_table(const ReportComparison& comparison) {
       if (run.reason.empty() && run.no_decode.empty()) continue;
       const std::string what =
           !run.reason.empty() ? run.reason : "no decode result: " + run.no_decode;
-      table.rows.push_back({{.text = group.label},
+      table.rows.push_back({{.text = group.label, .anchor = index.group(group)},
                             {.text = run.origin.empty() ? "-" : fmt::format("{}", run.order)},
                             {.text = run_text(run)},
                             {.text = what}});
@@ -168,13 +186,13 @@ ReportTable failure_table(const ReportComparison& comparison) {
   return table;
 }
 
-ReportTable difference_table(const ReportComparison& comparison) {
+ReportTable difference_table(const ReportComparison& comparison, const ReportIndex& index) {
   ReportTable table{"What differs from the first configuration",
                     {"configuration", "what", "first", "here", "named by the command lines"},
                     {}};
   for (const ReportGroup& group : comparison.groups) {
     for (const Difference& d : group.differences) {
-      table.rows.push_back({{.text = group.label},
+      table.rows.push_back({{.text = group.label, .anchor = index.group(group)},
                             {.text = d.kind + ": " + d.name},
                             {.text = shortened(d.a, 60)},
                             {.text = shortened(d.b, 60)},
@@ -220,30 +238,41 @@ std::vector<std::string> comparison_remarks(const ReportComparison& comparison) 
 
 ReportTable quality_table(const ReportComparison& comparison, const ReportIndex& index) {
   ReportTable table{
-      "Quality of what was timed", {"configuration", "measured", "figure", "value"}, {}};
-  bool any = false;
+      "Quality of what was timed", {"configuration", "figure", "value", "measured"}, {}};
+  // Configurations of one key have one quality.
+  std::vector<std::pair<std::string, const ReportGroup*>> keys;
   for (const ReportGroup& group : comparison.groups) {
-    if (group.quality.empty()) {
-      table.rows.push_back(
-          {{.text = group.label}, {.text = "quality: unmeasured"}, {.text = "-"}, {.text = "-"}});
-      continue;
-    }
-    any = true;
-    for (const ReportQuality& quality : group.quality) {
-      for (const ReportQuality::Value& value : quality.values) {
-        table.rows.push_back(
-            {{.text = group.label},
-             {.text = quality.kind + " " + quality.text},
-             {.text = value.unit.empty() ? value.title : value.title + ", " + value.unit},
-             {.text = number_text(value.value, value.digits),
-              .anchor = index.source(*quality.file),
-              .number = true}});
-      }
+    if (group.series.empty()) continue;
+    const std::string key = group.quality.empty() ? std::string() : group.quality_key;
+    const auto known = std::find_if(keys.begin(), keys.end(), [&](const auto& other) {
+      return !key.empty() && other.second->quality_key == key && !other.second->quality.empty();
+    });
+    const auto unmeasured = std::find_if(keys.begin(), keys.end(), [&](const auto& other) {
+      return key.empty() && other.second->quality.empty();
+    });
+    const auto same = known != keys.end() ? known : unmeasured;
+    if (same != keys.end()) {
+      same->first += "; " + group.label;
+    } else {
+      keys.emplace_back(group.label, &group);
     }
   }
-  // One line says it where nothing was measured at all.
-  if (!any && table.rows.size() > 1) {
-    table.rows = {{{.text = "all"}, {.text = "quality: unmeasured"}, {.text = "-"}, {.text = "-"}}};
+  for (const auto& [label, group] : keys) {
+    if (group->quality.empty()) {
+      table.rows.push_back(
+          {{.text = label}, {.text = "quality: unmeasured"}, {.text = "-"}, {.text = "-"}});
+    }
+    for (const ReportQuality& quality : group->quality)
+      add_quality_rows(label, quality, index, &table);
+  }
+  return table;
+}
+
+ReportTable untimed_table(const Report& report, const ReportIndex& index) {
+  ReportTable table{"Quality of what was not timed", {"model", "figure", "value", "measured"}, {}};
+  for (const ReportQuality& quality : report.untimed) {
+    const std::string path = text_member(quality.file->value, "/inputs/model/path");
+    add_quality_rows(path.empty() ? "-" : shown_name(path), quality, index, &table);
   }
   return table;
 }
@@ -259,7 +288,7 @@ ReportTable roofline_table(const ReportSection& section, const ReportComparison&
   for (const ReportGroup& group : comparison.groups) {
     if (!group.roofline) continue;
     const ReportRoofline& roof = *group.roofline;
-    table.rows.push_back({{.text = group.label},
+    table.rows.push_back({{.text = group.label, .anchor = index.group(group)},
                           spread_cell(roof.measured_ms, 2, index.group(group) + "-decode_ms"),
                           spread_cell(roof.serial_ms, 2, source),
                           spread_cell(roof.overlap_ms, 2, source),
@@ -307,6 +336,10 @@ ReportTable record_table(const Report& report, const ReportIndex& index) {
       place += section.campaign == nullptr ? group.label : section.title + ", " + group.label;
     }
   });
+  for (const ReportQuality& quality : report.untimed) places[quality.file] = "quality";
+  for (const Archived* file : report.qualities) {
+    if (file->is_record()) places[file] = "quality";
+  }
   for (const Archived* record : report.records) {
     const std::string revision = text_member(record->value, "/producer/revision");
     std::string program = text_member(record->value, "/producer/program") + " " +
@@ -417,21 +450,26 @@ std::vector<FigureRow> figure_rows(const Report& report) {
 }
 
 ReportTable quality_source_table(const Report& report, const ReportIndex& index) {
-  ReportTable table{"Quality", {"file", "SHA-256 of the file", "figure", "formula"}, {}};
-  std::map<const Archived*, std::map<std::string, std::string>> formulas;
-  for_groups(report, [&](const auto&, const auto&, const ReportGroup& group) {
-    for (const ReportQuality& quality : group.quality) {
-      for (const auto& value : quality.values) {
-        formulas[quality.file][value.formula] = quality.kind + ": " + value.title;
-      }
+  ReportTable table{"Quality", {"file", "identity", "figure", "formula"}, {}};
+  // In order of their identities.
+  std::map<std::string, std::pair<const Archived*, std::map<std::string, std::string>>> formulas;
+  const auto take = [&](const ReportQuality& quality) {
+    for (const ReportQuality::Value& value : quality.values) {
+      auto& [file, of] = formulas[quality.file->id];
+      file = quality.file;
+      of[value.formula] = quality.kind + ": " + value.title;
     }
+  };
+  for_groups(report, [&](const auto&, const auto&, const ReportGroup& group) {
+    for (const ReportQuality& quality : group.quality) take(quality);
   });
-  for (const Archived* file : report.qualities) {
-    bool first = true;
-    for (const auto& [formula, title] : formulas[file]) {
-      table.rows.push_back({{.text = shown_name(file->path),
-                             .anchor = first ? "!" + index.source(*file) : std::string()},
-                            {.text = file->id},
+  for (const ReportQuality& quality : report.untimed) take(quality);
+  for (const auto& [id, source] : formulas) {
+    bool first = !source.first->is_record();  // records stand in their own table
+    for (const auto& [formula, title] : source.second) {
+      table.rows.push_back({{.text = shown_name(source.first->path),
+                             .anchor = first ? "!" + index.source(*source.first) : std::string()},
+                            {.text = id},
                             {.text = title},
                             {.text = formula, .code = true}});
       first = false;

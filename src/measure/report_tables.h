@@ -43,8 +43,9 @@ std::string comparison_title(const ReportComparison& comparison);
 // A row per group: medians and ranges.
 ReportTable speed_table(const ReportComparison& comparison, const ReportIndex& index);
 // Runs that failed, were refused or whose decode is no result. Empty if there are none.
-ReportTable failure_table(const ReportComparison& comparison);
-ReportTable difference_table(const ReportComparison& comparison);
+ReportTable failure_table(const ReportComparison& comparison, const ReportIndex& index);
+ReportTable difference_table(const ReportComparison& comparison, const ReportIndex& index);
+ReportTable untimed_table(const Report& report, const ReportIndex& index);
 ReportTable quality_table(const ReportComparison& comparison, const ReportIndex& index);
 ReportTable roofline_table(const ReportSection& section, const ReportComparison& comparison,
                            const ReportIndex& index);

@@ -524,6 +524,91 @@ TEST_F(ReportTest, WhatIsNotFiniteOrNotThereIsNoFigure) {
   EXPECT_TRUE(holds(text, "it has no decode steps"));
 }
 
+TEST_F(ReportTest, FreeMembersMayHoldAnything) {
+  Json deep = 1;
+  for (int i = 0; i < 40; ++i) deep = Json{{"seconds", deep}, {"tokens", -1}};
+  const std::vector<Json> odd = {
+      Json::object(),
+      deep,
+      {{"prefill", {{"tokens", 1e308}, {"seconds", 1e-308}}}, {"decode", 5}, {"slots", "many"}},
+      {{"slots", {1, 2}}, {"terms", {{"arena", nullptr}}}, {"decode", {{"tokens", "x"}}}},
+      {{"sampling", {{"temperature", Json::array()}}}, {"measured", true}, {"slots", -1e300}},
+      nullptr};
+  double started = 1;
+  for (const char* member : {"settings", "plan", "dense", "timings", "watchdog", "experts",
+                             "quality_settings", "machine"}) {
+    for (const Json& value : odd) {
+      add(Made{.started = started++, .change = [&](Json& r) {
+                 if (member == std::string("machine")) {
+                   r[member]["cpu"] = r[member]["kernel"] =
+                       value.is_null() ? Json::object() : value;
+                 } else {
+                   r[member] = value;
+                 }
+               }});
+    }
+  }
+  const Report r = report();
+  EXPECT_EQ(r.records.size(), 48u);
+  const std::string text = everything(r);
+  EXPECT_EQ(html_fault(report_html(r)), "");
+  EXPECT_FALSE(std::regex_search(report_csv(r), std::regex("(^|,)-?(inf|nan)")));
+  for (const char* word : {"=\"nan", "=\"inf", "=\"-inf", ">nan", ">inf", ">-inf"}) {
+    EXPECT_FALSE(holds(text, word)) << word;
+  }
+}
+
+TEST_F(ReportTest, FreeMembersOfCampaignsMayHoldAnything) {
+  const std::string id = add(Made{});
+  const std::vector<Json> odd = {Json::object(),
+                                 {{"description", 5}, {"notes", Json::array()}},
+                                 {{"compute_ms", "x"}, {"disk_bytes_per_s", -1}},
+                                 {{"compute_ms", 1e308}, {"disk_bytes_per_s", 1e-300}},
+                                 {{"control_limit", Json::object()}}};
+  for (const Json& value : odd) {
+    for (const double first : {0.0, 1e308, 1e-308}) {
+      Json campaign = testing::made_campaign({"a", "never run"}, {{"a", id}, {"unknown", ""}});
+      campaign["definition"] = campaign["measured"] = campaign["conditions"] = value;
+      campaign["control"] = {
+          {"arm", "a"}, {"first", first}, {"last", 1e308}, {"moved", 0}, {"void", false}};
+      const std::string name = add(campaign);
+      const Report r = report();
+      const std::string text = everything(r);
+      EXPECT_EQ(html_fault(report_html(r)), "");
+      EXPECT_TRUE(holds(text, "Arm never run has no runs."));
+      EXPECT_EQ(r.sections[0].is_void, first != 1e308);
+      EXPECT_FALSE(holds(text, "inf %"));
+      fs::remove(folder() + "/" + name + ".json");
+    }
+  }
+}
+
+TEST_F(ReportTest, RecordsOfEvaluationsAreQuality) {
+  const auto evaluated = [&](double started, const std::string& key, double kld) {
+    return add(Made{.started = started, .quality_key = key, .change = [&](Json& r) {
+                      r["evaluation"] = {{"kind", "kld"},
+                                         {"text", "t.txt"},
+                                         {"mean_kld", kld},
+                                         {"mean_kld_error", 0.0125},
+                                         {"same_top", 0.75}};
+                    }});
+  };
+  add(Made{.started = 1});
+  const std::string matched = evaluated(2, std::string(64, 'c'), 0.375);
+  const std::string other = evaluated(3, std::string(64, '0'), 0.625);
+  const Report r = report();
+  ASSERT_EQ(r.sections[0].comparisons.size(), 1u);
+  EXPECT_EQ(r.sections[0].comparisons[0].groups.size(), 1u);
+  ASSERT_EQ(r.sections[0].comparisons[0].groups[0].quality.size(), 1u);
+  EXPECT_EQ(r.sections[0].comparisons[0].groups[0].quality[0].file->id, matched);
+  ASSERT_EQ(r.untimed.size(), 1u);
+  EXPECT_EQ(r.untimed[0].file->id, other);
+  const std::string html = report_html(r);
+  EXPECT_EQ(html_fault(html), "");
+  EXPECT_TRUE(holds(html, "0.3750 <small>+- 0.0125</small>"));
+  EXPECT_TRUE(holds(html, "0.6250"));
+}
+
 TEST_F(ReportTest, NothingToReportIsSaid) {
   fs::create_directories(folder());
   std::ofstream(folder() + "/other.json") << "{\"a\": 1}";
