@@ -248,6 +248,8 @@ void add_facts(const Archive& archive, const Records& records, Report* report) {
   std::set<std::string> machines, unused;
   for (const auto& [id, record] : records) {
     report->records.push_back(record);
+    // A run that failed early may not have known its disk.
+    if (text_member(record->value, "/outcome/state") != "finished") continue;
     if (const std::string text = machine_text(record->value); !text.empty()) machines.insert(text);
   }
   report->machines.assign(machines.begin(), machines.end());

@@ -16,6 +16,13 @@ std::string list_of(const std::vector<std::string>& remarks) {
   return out.empty() ? out : out + "\n";
 }
 
+// Apart from the notes, which may end with a list.
+std::string quoted(const std::vector<std::string>& remarks) {
+  std::string out;
+  for (const std::string& remark : remarks) out += "> " + markdown_text(remark) + "\n\n";
+  return out;
+}
+
 std::string heading(const ReportSection& section) {
   return "## " + markdown_text(section.title) + (section.is_void ? " **VOID**" : "") + "\n\n";
 }
@@ -68,7 +75,7 @@ std::string report_markdown(const Report& report) {
                     fmt::format("{} records. Measured on:\n\n", report.records.size()) +
                     machines(report);
   for (const ReportSection& section : report.sections) {
-    out += heading(section) + words(section) + list_of(section.remarks);
+    out += heading(section) + words(section) + quoted(section.remarks);
     for (const ReportComparison& comparison : section.comparisons) {
       out += "### " + markdown_text(comparison_title(comparison)) + "\n\n";
       out += tables(section, comparison, index, true);
@@ -102,7 +109,7 @@ ReportPage report_page(const Report& report, const std::string& title, const std
     if (!drawn.empty()) out += "\n";
   };
   for (const ReportSection& section : report.sections) {
-    out += heading(section) + words(section) + list_of(section.remarks);
+    out += heading(section) + words(section) + quoted(section.remarks);
     for (const ReportComparison& comparison : section.comparisons) {
       out += "### " + markdown_text(comparison_title(comparison)) + "\n\n";
       out += tables(section, comparison, index, false);

@@ -236,6 +236,7 @@ double panel(Canvas* canvas, const ReportComparison& comparison, const char* fig
     const ReportSeries* series = group.find(figure);
     const ReportSeries* slots = group.find("slots");
     if (series == nullptr || slots == nullptr || !(slots->spread.median > 0)) continue;
+    if (group.runs.front().control) continue;  // its size is there already
     medians.emplace_back(slots->spread.median, series->spread.median);
     for (const auto& [run, value] : series->values) dots.emplace_back(medians.back().first, value);
     low = std::min(low, medians.back().first);

@@ -71,10 +71,11 @@ double Canvas::legend(double y, const std::vector<std::string>& names) {
 }
 
 std::string Canvas::svg(const std::string& title, double height) const {
+  constexpr double kMargin = 8;
   return fmt::format(
-             "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} "
+             "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"{:.0f} 0 {:.0f} "
              "{:.0f}\" role=\"img\">\n<title>{}</title>\n",
-             kPlotWidth, height, html_text(title)) +
+             -kMargin, kPlotWidth + 2 * kMargin, height + kMargin, html_text(title)) +
          body_ + "</svg>\n";
 }
 
