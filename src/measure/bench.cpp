@@ -41,18 +41,29 @@ double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::vector<int32_t> random_ids(const text::Tokenizer& tokenizer, uint64_t n, uint64_t seed) {
-  std::vector<int32_t> normal;
-  for (size_t id = 0; id < tokenizer.size(); ++id) {
-    if (tokenizer.token_type(static_cast<int32_t>(id)) == text::TokenType::Normal) {
-      normal.push_back(static_cast<int32_t>(id));
+// Ids of ordinary tokens; of any, in a model without a vocabulary of text.
+std::vector<int32_t> ordinary_ids(const gguf::Model& file, const text::Tokenizer* tokenizer) {
+  std::vector<int32_t> ids;
+  if (tokenizer == nullptr) {
+    const gguf::Tensor* embedding = file.find("token_embd.weight");
+    const uint64_t n = embedding == nullptr ? 0 : embedding->ne[1];
+    for (uint64_t id = 0; id < n; ++id) ids.push_back(static_cast<int32_t>(id));
+  } else {
+    for (size_t id = 0; id < tokenizer->size(); ++id) {
+      if (tokenizer->token_type(static_cast<int32_t>(id)) == text::TokenType::Normal) {
+        ids.push_back(static_cast<int32_t>(id));
+      }
     }
   }
-  if (normal.empty()) fail(ErrorKind::Format, "the vocabulary has no ordinary tokens");
+  if (ids.empty()) fail(ErrorKind::Format, "the model has no ordinary tokens");
+  return ids;
+}
+
+std::vector<int32_t> random_ids(const std::vector<int32_t>& from, uint64_t n, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<int32_t> ids(n);
   // The standard fixes this engine's numbers, not those of its distributions.
-  for (int32_t& id : ids) id = normal[random() % normal.size()];
+  for (int32_t& id : ids) id = from[random() % from.size()];
   return ids;
 }
 
@@ -130,15 +141,21 @@ std::string Bench::model_of(const CampaignArm& arm) const {
 void Bench::prepare_prompts() {
   const gguf::Model file =
       gguf::Model::open(model_of(campaign_.arms[0]), {.allow_missing_experts = true});
-  const text::Tokenizer tokenizer(text::load_tokenizer(file.metadata()));
+  std::optional<text::Tokenizer> tokenizer;
+  const bool words = std::any_of(campaign_.prompts.begin(), campaign_.prompts.end(),
+                                 [](const CampaignPrompt& p) { return p.random_tokens == 0; });
+  if (words || file.metadata().has("tokenizer.ggml.tokens")) {
+    tokenizer.emplace(text::load_tokenizer(file.metadata()));
+  }
   for (const CampaignPrompt& wanted : campaign_.prompts) {
     Prompt prompt;
     if (wanted.random_tokens != 0) {
-      prompt.ids = random_ids(tokenizer, wanted.random_tokens, wanted.seed);
+      prompt.ids = random_ids(ordinary_ids(file, tokenizer ? &*tokenizer : nullptr),
+                              wanted.random_tokens, wanted.seed);
     } else {
       prompt.text = wanted.file.empty() ? wanted.text : read_text_file(wanted.file);
-      prompt.ids = tokenizer.encode(prompt.text, false);
-      tokenizer.prepend_bos(prompt.ids);
+      prompt.ids = tokenizer->encode(prompt.text, false);
+      tokenizer->prepend_bos(prompt.ids);
     }
     if (prompt.ids.empty()) fail(ErrorKind::Usage, "prompt '{}' is empty", wanted.name);
     std::string lines;

@@ -100,7 +100,8 @@ Json parse_llama_server(const std::string& text) {
   return out;
 }
 
-// {"sent_ms": t, "arrived_ms": [t...], "prompt_tokens": n|null}: one time per piece of text.
+// {"sent_ms": t, "arrived_ms": [t...], "prompt_tokens": n|null, "completion_tokens": n|null}: one
+// time per piece of text.
 Json parse_stream(const std::string& text) {
   const Json noted = parse_json(text, "stream");
   const Json* arrived = resolve_pointer(noted, "/arrived_ms");
@@ -119,7 +120,11 @@ Json parse_stream(const std::string& text) {
     out["prefill_tokens"] = *n;
   }
   out["prefill_ms"] = arrived->front().get<double>() - sent;
-  out["decode_tokens"] = static_cast<double>(arrived->size() - 1);
+  // Several tokens may come in one piece: the server's own count goes first.
+  const Json* n = resolve_pointer(noted, "/completion_tokens");
+  out["decode_tokens"] = n != nullptr && n->is_number() && n->get<double>() >= 1
+                             ? n->get<double>() - 1
+                             : static_cast<double>(arrived->size() - 1);
   out["decode_ms"] = arrived->back().get<double>() - arrived->front().get<double>();
   return out;
 }
@@ -171,7 +176,11 @@ std::vector<std::string> reparse_problems(const Json& record, const std::string&
       }
     }
   } catch (const Error& error) {
-    problems.push_back(fmt::format("values: {}", error.what()));
+    // Of a run that failed there may be nothing to read.
+    const Json* state = resolve_pointer(record, "/outcome/state");
+    if (state == nullptr || *state == "finished") {
+      problems.push_back(fmt::format("values: {}", error.what()));
+    }
   }
   return problems;
 }

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "measure/archive.h"
+#include "measure/formula.h"
 #include "measure/json_schema.h"
 #include "measure/peer_output.h"
 #include "measure/record_facts.h"
@@ -144,13 +145,16 @@ class Talk {
 
   // Any server: the times at which pieces of text arrive.
   void ask_stream() {
-    Json body = {{"model", "default"}, {"max_tokens", request_.tokens},
-                 {"temperature", 0},   {"ignore_eos", true},
-                 {"stream", true},     {"stream_options", {{"include_usage", true}}}};
+    Json body = {{"model", first_model()}, {"max_tokens", request_.tokens},
+                 {"temperature", 0},       {"ignore_eos", true},
+                 {"stream", true},         {"stream_options", {{"include_usage", true}}}};
     body["prompt"] = request_.text.empty() ? Json(request_.ids) : Json(request_.text);
-    Json noted = {{"sent_ms", 0.0}, {"arrived_ms", Json::array()}, {"prompt_tokens", nullptr}};
+    Json noted = {{"sent_ms", 0.0},
+                  {"arrived_ms", Json::array()},
+                  {"prompt_tokens", nullptr},
+                  {"completion_tokens", nullptr}};
     const int64_t started = now_ns();
-    std::string pending;
+    std::string pending, refusal;
     httplib::Request post;
     post.method = "POST";
     post.path = "/v1/completions";
@@ -158,6 +162,7 @@ class Talk {
     post.set_header("Content-Type", "application/json");
     post.content_receiver = [&](const char* data, size_t size, uint64_t, uint64_t) {
       const double at_ms = seconds_since(started) * 1e3;
+      if (refusal.size() < 1000) refusal.append(data, std::min<size_t>(size, 1000));
       pending.append(data, size);
       for (size_t end = pending.find('\n'); end != std::string::npos; end = pending.find('\n')) {
         take_event(pending.substr(0, end), at_ms, noted);
@@ -170,6 +175,7 @@ class Talk {
       error = "no answer from /v1/completions: " + httplib::to_string(answer.error());
     } else if (answer->status != 200) {
       error = fmt::format("/v1/completions answered {}", answer->status);
+      if (!refusal.empty()) error += ": " + refusal.substr(0, 300);
     }
     said = noted.dump(-1, ' ', false, Json::error_handler_t::replace);
   }
@@ -178,6 +184,15 @@ class Talk {
   double load_ms = 0;
 
  private:
+  // Many servers answer only to the name of a model that they have.
+  std::string first_model() {
+    const auto answer = client_.Get("/v1/models");
+    if (!answer || answer->status != 200) return "default";
+    const Json list = Json::parse(answer->body, nullptr, false);
+    const Json* id = list.is_object() ? resolve_pointer(list, "/data/0/id") : nullptr;
+    return id != nullptr && id->is_string() ? id->get<std::string>() : "default";
+  }
+
   static void take_event(const std::string& line, double at_ms, Json& noted) {
     if (!line.starts_with("data: ") || line.starts_with("data: [DONE]")) return;
     const Json event = Json::parse(line.substr(6), nullptr, false);
@@ -185,6 +200,7 @@ class Talk {
     if (event.contains("usage") && event["usage"].is_object() &&
         event["usage"].contains("prompt_tokens")) {
       noted["prompt_tokens"] = event["usage"]["prompt_tokens"];
+      noted["completion_tokens"] = event["usage"].value("completion_tokens", Json());
     }
     const auto choices = event.find("choices");
     if (choices == event.end() || !choices->is_array() || choices->empty()) return;

@@ -1,0 +1,223 @@
+// Campaign files, their order of runs, and the children that carry them out.
+#include "measure/campaign.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/machine.h"
+#include "measure/child.h"
+#include "measure/memory_group.h"
+#include "models/tiny_models.h"
+
+namespace penstock::measure {
+namespace {
+
+constexpr const char* kCampaign = R"(
+name = "two"
+model = "m.gguf"
+repeats = 3
+tokens = 64
+limit = "2G"
+[[prompt]]
+name = "p"
+text = "words"
+[[prompt]]
+name = "q"
+random_tokens = 100
+[[arm]]
+name = "a"
+options = ["--evict", "lru"]
+[[arm]]
+name = "b"
+program = "llama-server"
+command = ["llama-server"]
+limit = "4G"
+)";
+
+std::string error_of(const std::string& text) {
+  try {
+    read_campaign(text, "c.toml");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(Campaign, IsReadWholeAndWrittenBack) {
+  const Campaign c = read_campaign(kCampaign, "c.toml");
+  EXPECT_EQ(c.repeats, 3);
+  EXPECT_TRUE(c.cold);
+  EXPECT_EQ(c.arms[0].options, (std::vector<std::string>{"--evict", "lru"}));
+  EXPECT_EQ(c.arms[1].program, ArmProgram::LlamaServer);
+  const nlohmann::json json = campaign_json(c);
+  EXPECT_EQ(json["arms"][0]["limit"], uint64_t{2} << 30);  // the campaign's
+  EXPECT_EQ(json["arms"][1]["limit"], uint64_t{4} << 30);
+  EXPECT_EQ(json["prompts"][1]["random_tokens"], 100);
+}
+
+TEST(Campaign, MistakesAreNamedWithTheirLine) {
+  const std::string text = kCampaign;
+  EXPECT_NE(error_of(text + "colour = 1\n").find("line"), std::string::npos);
+  EXPECT_NE(error_of("name = [").find("line 1"), std::string::npos);
+  EXPECT_NE(error_of("repeats = 3\n").find("name"), std::string::npos);
+  const auto with = [&](const char* from, const char* to) {
+    std::string changed = text;
+    changed.replace(changed.find(from), std::string(from).size(), to);
+    return error_of(changed);
+  };
+  EXPECT_NE(with("repeats = 3", "repeats = 2").find("repeats"), std::string::npos);
+  EXPECT_NE(with("name = \"q\"", "name = \"p\"").find("two [[prompt]]"), std::string::npos);
+  EXPECT_NE(with("name = \"b\"", "name = \"a\"").find("two [[arm]]"), std::string::npos);
+  EXPECT_NE(with("text = \"words\"", "").find("text, file or random_tokens"), std::string::npos);
+  EXPECT_NE(with("llama-server", "gguf-server").find("gguf-server"), std::string::npos);
+  EXPECT_NE(with("command = [\"llama-server\"]", "").find("command"), std::string::npos);
+  EXPECT_NE(with("limit = \"4G\"", "limit = \"four\"").find("four"), std::string::npos);
+  EXPECT_NE(with("model = \"m.gguf\"", "").find("no model"), std::string::npos);
+}
+
+TEST(Campaign, RoundsGoForwardsAndBackwardsAndEndWithTheControl) {
+  const Campaign c = read_campaign(kCampaign, "c.toml");
+  const std::vector<CampaignRun> runs = campaign_schedule(c);
+  ASSERT_EQ(runs.size(), 2u * 2 * 3 + 3);
+  std::string order;
+  for (const CampaignRun& run : runs) {
+    order += run.control ? 'C' : static_cast<char>((run.prompt == 0 ? 'a' : 'x') + run.arm);
+  }
+  EXPECT_EQ(order, "abxybayxabxyCCC");
+  for (size_t i = 12; i < runs.size(); ++i) EXPECT_EQ(runs[i].arm + runs[i].prompt, 0u);
+}
+
+TEST(Campaign, BuiltInOnesAreCampaigns) {
+  BuiltinRequest request;
+  request.model = "a \"b\"\\c.gguf";
+  request.experts = 512;
+  request.fewest_slots = 24;
+  request.llama_server = "/opt/llama-server";
+  request.limit = "4G,8G";
+  for (const std::string& name : builtin_campaigns()) {
+    request.name = name;
+    request.limit = name == "peers" ? "4G,8G" : "4G";
+    const Campaign c = read_campaign(builtin_campaign(request), name);
+    EXPECT_EQ(c.model, request.model);
+    EXPECT_GE(c.repeats, 3);
+  }
+  request.name = "peers";
+  request.limit = "4G,8G";
+  const Campaign peers = read_campaign(builtin_campaign(request), "peers");
+  EXPECT_EQ(*peers.arms.front().limit, uint64_t{4} << 30);
+  EXPECT_EQ(*peers.arms.back().limit, uint64_t{8} << 30);
+  request.llama_server.clear();
+  EXPECT_THROW(builtin_campaign(request), Error);
+  request.name = "slow";
+  EXPECT_THROW(builtin_campaign(request), Error);
+  request.name = "arena-sweep";
+  request.experts = 0;
+  EXPECT_THROW(builtin_campaign(request), Error);
+}
+
+class ChildTest : public ::testing::Test {
+ protected:
+  ChildRequest shell(const std::string& script) const {
+    ChildRequest request;
+    request.argv = {"sh", "-c", script};
+    request.environment = {"PENSTOCK_CHILD=of mine"};
+    request.out_path = folder_.path() + "/out";
+    request.err_path = folder_.path() + "/err";
+    request.timeout_s = 60;
+    request.policy = {.period_ms = 10, .fuse = 0, .swap_limit = UINT64_MAX};
+    return request;
+  }
+  std::string out() const { return read_text_file(folder_.path() + "/out"); }
+  std::string err() const { return read_text_file(folder_.path() + "/err"); }
+
+  penstock::testing::TemporaryFolder folder_;
+};
+
+TEST_F(ChildTest, OutputExitCodeAndEnvironment) {
+  Child child(shell("echo \"$PENSTOCK_CHILD\"; echo wrong >&2; exit 7"));
+  const ChildReport report = child.wait();
+  EXPECT_EQ(report.exit_code, 7);
+  EXPECT_EQ(report.state, "error");
+  EXPECT_EQ(out(), "of mine\n");
+  EXPECT_EQ(err(), "wrong\n");
+  EXPECT_GT(report.watchdog.samples, 0u);
+}
+
+TEST_F(ChildTest, AProgramThatIsNotThere) {
+  ChildRequest request = shell("");
+  request.argv = {"/nowhere/at/all"};
+  const ChildReport report = Child(request).wait();
+  EXPECT_EQ(report.exit_code, 127);
+  EXPECT_NE(err().find("No such file"), std::string::npos);
+}
+
+TEST_F(ChildTest, TheWatchdogAndTheClockEndIt) {
+  ChildRequest request = shell("sleep 600");
+  request.timeout_s = 0.2;
+  EXPECT_EQ(Child(request).wait().state, "timeout");
+  request.timeout_s = 600;
+  request.policy.fuse = UINT64_MAX / 2;  // more than any machine has available
+  const ChildReport ended = Child(request).wait();
+  EXPECT_EQ(ended.state, "watchdog");
+  EXPECT_NE(ended.reason.find("available"), std::string::npos);
+  request.policy.fuse = 0;
+  std::atomic<bool> interrupted{false};
+  Child child(request, &interrupted);
+  EXPECT_TRUE(child.running());
+  interrupted = true;
+  EXPECT_EQ(child.wait().state, "interrupted");
+  Child server(request);
+  server.stop();
+  EXPECT_EQ(server.wait().state, "finished");  // servers are told to end
+}
+
+TEST_F(ChildTest, APeakIsOfTheChildAlone) {
+  // 64 MiB in a shell variable, for a moment.
+  const ChildReport report =
+      Child(shell("x=$(head -c 33554432 /dev/zero | tr '\\0' 'x'); sleep 0.2; echo ${#x}")).wait();
+  EXPECT_EQ(out(), "33554432\n");
+  EXPECT_GT(report.peak_anonymous, uint64_t{32} << 20);
+  EXPECT_LT(report.peak_anonymous, uint64_t{512} << 20);
+}
+
+TEST_F(ChildTest, AMemoryLimitHolds) {
+  const std::string why = why_no_memory_group();
+  if (!why.empty()) GTEST_SKIP() << why;
+  std::string path;
+  {
+    const MemoryGroup group(uint64_t{24} << 20);
+    path = group.path();
+    ChildRequest request = shell("x=$(head -c 134217728 /dev/zero | tr '\\0' 'x'); echo ${#x}");
+    request.group = &group;
+    const ChildReport report = Child(request).wait();
+    EXPECT_NE(out(), "134217728\n");
+    EXPECT_GT(group.peak(), uint64_t{1} << 20);
+    EXPECT_LE(group.peak(), uint64_t{25} << 20);
+  }
+  EXPECT_NE(::access(path.c_str(), F_OK), 0);  // removed
+}
+
+// A tree as the kernel lays it out; its files do not appear by themselves, so the limit cannot be
+// set, which is said.
+TEST(MemoryGroup, SaysWhatIsMissing) {
+  const penstock::testing::TemporaryFolder root;
+  EXPECT_NE(why_no_memory_group(root.path()).find("no memory cgroup"), std::string::npos);
+  std::filesystem::create_directories(root.path() + "/proc/self");
+  std::filesystem::create_directories(root.path() + "/sys/fs/cgroup/user.slice");
+  std::ofstream(root.path() + "/proc/self/mountinfo")
+      << "29 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+  std::ofstream(root.path() + "/proc/self/cgroup") << "0::/user.slice\n";
+  const std::string why = why_no_memory_group(root.path());
+  EXPECT_NE(why.find("memory.max"), std::string::npos) << why;
+  EXPECT_NE(why.find("Delegate"), std::string::npos);
+  // What was made is gone again, here and above.
+  EXPECT_TRUE(std::filesystem::is_empty(root.path() + "/sys/fs/cgroup/user.slice"));
+}
+
+}  // namespace
+}  // namespace penstock::measure
