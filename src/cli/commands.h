@@ -29,5 +29,6 @@ void add_bench(CLI::App& app, Action* action);
 void add_record(CLI::App& app, Action* action);
 void add_report(CLI::App& app, Action* action);
 void add_diff(CLI::App& app, Action* action);
+void add_audit(CLI::App& app, Action* action);
 
 }  // namespace penstock::cli

@@ -74,6 +74,7 @@ int main(int argc, char** argv) {
   cli::add_record(app, &action);
   cli::add_report(app, &action);
   cli::add_diff(app, &action);
+  cli::add_audit(app, &action);
   app.footer(kFooter);  // after the subcommands, which would inherit it
   std::string topic;
   CLI::App* help = app.add_subcommand("help", "how to use a command: penstock help run");
