@@ -178,7 +178,7 @@ class Inlines {
       return end != std::string_view::npos && rest[end] == '>' ? at + end + 1 : at;
     }
     if (rest.starts_with("](")) {
-      const size_t end = rest.substr(0, kLongestTag).find_first_of(")\n");
+      const size_t end = rest.substr(0, kLongestLink).find_first_of(")\n");
       return end != std::string_view::npos && rest[end] == ')' ? at + end + 1 : at;
     }
     if (rest.starts_with("]: ")) {  // the definition of a reference
@@ -214,7 +214,7 @@ class Inlines {
     return at + run;
   }
 
-  static constexpr size_t kLongestTag = 4000;
+  static constexpr size_t kLongestTag = 4000, kLongestLink = 500;
   std::string& out_;
   const std::vector<bool>& verbatim_;
   size_t paragraph_ = 0;        // end of the one that was looked at last
