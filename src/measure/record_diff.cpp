@@ -194,6 +194,7 @@ Facts facts_of(const Json& record) {
     const Json* temperature = resolve_pointer(record, fmt::format("/{}/temperature", group));
     if (temperature != nullptr && *temperature == 0) out.erase(fmt::format("{}/seed", group));
   }
+  out.erase("settings/request");  // which of a server's requests it was
   put(record, "/machine/cpu/model", "machine/processor", &out);
   put(record, "/machine/cpu/logical", "machine/logical processors", &out);
   put(record, "/machine/cpu/governor", "machine/governor", &out);

@@ -459,6 +459,8 @@ void add_rooflines(const Json& campaign, ReportComparison* comparison) {
       // The compute time is this program's own; it bounds no other.
       if (run.record == nullptr || run.record->schema != kRecordSchema) continue;
       if (!run.gives("decode_ms") || !run.gives("mb_per_token")) continue;
+      // What the kernel maps is not among this program's reads.
+      if (!run.gives("hit_pct")) continue;
       const double read = run.values.at("mb_per_token") * 1e9 / disk;  // ms
       const double t = run.values.at("decode_ms");
       const double bound = std::max(compute, read);

@@ -92,7 +92,7 @@ ReportPage report_page(const Report& report, const std::string& title, const std
       "<!-- Written by `penstock report --docs` from records; edit the campaigns, not this. -->\n";
   out += "# " + markdown_text(title) + "\n\nMeasured on:\n\n" + machines(report);
   out +=
-      "Every run was a process of its own with a record ([records](records.md)). A figure is the "
+      "Every run was a process of its own with a record (`docs/records.md`). A figure is the "
       "median of its configuration's runs; the least and the most stand in parentheses. Numbers of "
       "configurations lead to their records, and the formulas stand at the end. Fewer than three "
       "runs are marked, and so is a campaign whose control moved.\n\n";

@@ -13,10 +13,11 @@ namespace penstock::measure {
 namespace {
 
 // Columns of the table of speeds, as far as a group gives them.
-constexpr const char* kColumns[] = {"decode_tok_s",       "decode_ms",     "hit_pct",
-                                    "mb_per_token",       "stall_ms",      "prefill_tok_s",
-                                    "cold_prefill_tok_s", "first_token_s", "cold_start_s",
-                                    "planned_mib",        "footprint_mib", "swapped_mib"};
+constexpr const char* kColumns[] = {
+    "decode_tok_s",         "decode_ms",    "hit_pct",       "mb_per_token",
+    "storage_mb_per_token", "stall_ms",     "prefill_tok_s", "cold_prefill_tok_s",
+    "first_token_s",        "cold_start_s", "planned_mib",   "footprint_mib",
+    "swapped_mib"};
 
 std::string joined(const std::vector<std::string>& list) {
   std::string out;
@@ -29,6 +30,22 @@ const Figure* figure_in(const ReportComparison& comparison, const std::string& n
     if (const ReportSeries* series = group.find(name)) return series->figure;
   }
   return nullptr;
+}
+
+// Swap says something where there was any; what the system fetched, where it is not this program
+// that reads.
+bool is_worth_a_column(const ReportComparison& comparison, const std::string& name) {
+  const auto any = [&](const char* figure, bool zero) {
+    return std::any_of(comparison.groups.begin(), comparison.groups.end(),
+                       [&](const ReportGroup& group) {
+                         const ReportSeries* series = group.find(figure);
+                         if (series == nullptr) return zero && !group.series.empty();
+                         const bool is_zero = series->spread.most == 0 && series->spread.least == 0;
+                         return is_zero == zero;
+                       });
+  };
+  if (name == "swapped_mib") return any("swapped_mib", false);
+  return name != "storage_mb_per_token" || any("mb_per_token", true);
 }
 
 TableCell spread_cell(const Spread& spread, int digits, const std::string& anchor) {
@@ -136,13 +153,7 @@ ReportTable speed_table(const ReportComparison& comparison, const ReportIndex& i
   for (const char* name : kColumns) {
     const Figure* figure = figure_in(comparison, name);
     if (figure == nullptr) continue;
-    // A column of zeros says nothing; one that is not zero anywhere says a lot.
-    const bool swapped = std::any_of(
-        comparison.groups.begin(), comparison.groups.end(), [&](const ReportGroup& group) {
-          const ReportSeries* series = group.find(name);
-          return series != nullptr && (series->spread.most != 0 || series->spread.least != 0);
-        });
-    if (std::string(name) == "swapped_mib" && !swapped) continue;
+    if (!is_worth_a_column(comparison, name)) continue;
     figures.push_back(figure);
     table.columns.push_back(figure_heading(*figure));
   }
