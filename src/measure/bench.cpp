@@ -293,22 +293,15 @@ Bench::Outcome Bench::run_penstock(const CampaignArm& arm, const Prompt& prompt)
   const std::optional<uint64_t> limit = arm.limit ? arm.limit : campaign_.limit;
   if (limit) group = std::make_unique<MemoryGroup>(*limit);
   ChildRequest child;
-  child.argv = {options_.executable,
-                "run",
-                "-m",
-                model_of(arm),
-                "--ids",
-                prompt.path,
-                "-n",
-                fmt::format("{}", campaign_.tokens),
-                "--ctx",
-                fmt::format("{}", context_of(prompt)),
-                "--temp",
-                "0",
-                "--seed",
-                "1",
-                "--ignore-eos",
-                "--record",
+  child.executable = options_.executable;
+  child.argv = {"penstock",     "run",
+                "-m",           model_of(arm),
+                "--ids",        prompt.path,
+                "-n",           fmt::format("{}", campaign_.tokens),
+                "--ctx",        fmt::format("{}", context_of(prompt)),
+                "--temp",       "0",
+                "--seed",       "1",
+                "--ignore-eos", "--record",
                 options_.folder};
   child.argv.insert(child.argv.end(), arm.options.begin(), arm.options.end());
   child.environment = arm.environment;
@@ -432,8 +425,9 @@ void Bench::measure_roofline(const char* when) {
   const std::string work = options_.folder + "/work";
   for (const bool busy : {false, true}) {
     ChildRequest child;
-    child.argv = {options_.executable, "iobench", model,       "--json", "--depths", "8",
-                  "--seconds",         "3",       "--warm-up", "0.5"};
+    child.executable = options_.executable;
+    child.argv = {"penstock", "iobench",   model, "--json",    "--depths",
+                  "8",        "--seconds", "3",   "--warm-up", "0.5"};
     if (busy) {
       child.argv.push_back("--busy");
       child.argv.push_back(fmt::format("{}", cpu_facts().performance.size()));

@@ -51,8 +51,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 }
 
 // Between fork and exec: nothing but system calls.
-[[noreturn]] void become(char* const* argv, char* const* env, int out, int err, int join,
-                         pid_t parent) {
+[[noreturn]] void become(const char* path, char* const* argv, char* const* env, int out, int err,
+                         int join, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
   if (join >= 0 && ::write(join, "0", 1) != 1) ::_exit(126);
@@ -60,7 +60,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   if (nothing >= 0) ::dup2(nothing, 0);
   ::dup2(out, 1);
   ::dup2(err, 2);
-  ::execvpe(argv[0], argv, env);
+  ::execvpe(path, argv, env);
   const char* const text = std::strerror(errno);
   (void)!::write(2, text, std::strlen(text));
   (void)!::write(2, "\n", 1);
@@ -99,10 +99,12 @@ Child::Child(const ChildRequest& request, const std::atomic<bool>* interrupted)
       fail(ErrorKind::Io, "{}: {}", request.group->join_file(), std::strerror(error));
     }
   }
+  const std::string& path = request.executable.empty() ? request.argv[0] : request.executable;
   const pid_t parent = ::getpid();
   started_ns_ = now_ns();
   pid_ = ::fork();
-  if (pid_ == 0) become(argv_pointers.data(), env_pointers.data(), out, err, join, parent);
+  if (pid_ == 0)
+    become(path.c_str(), argv_pointers.data(), env_pointers.data(), out, err, join, parent);
   const int error = errno;
   ::close(out);
   ::close(err);

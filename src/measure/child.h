@@ -18,6 +18,7 @@ namespace penstock::measure {
 
 struct ChildRequest {
   std::vector<std::string> argv;         // argv[0]: the executable's path, or a name in PATH
+  std::string executable;                // instead of argv[0]
   std::vector<std::string> environment;  // NAME=VALUE, added to ours
   std::string out_path, err_path;        // where its output goes
   const MemoryGroup* group = nullptr;    // joined before it starts
