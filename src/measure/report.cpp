@@ -255,6 +255,7 @@ void add_facts(const Archive& archive, const Records& records, Report* report) {
   report->machines.assign(machines.begin(), machines.end());
   for (const Archived& entry : archive.entries()) {
     if (entry.is_record() || entry.schema == kCampaignSchema || is_quality(entry)) continue;
+    if (entry.schema == kReportSchema) continue;  // written there before
     unused.insert(shown_name(entry.path));
   }
   report->unused.assign(unused.begin(), unused.end());

@@ -20,6 +20,8 @@ namespace penstock::measure {
 inline constexpr size_t kLeastRuns = 3;
 inline constexpr double kControlMoves = 0.05;
 
+inline constexpr const char* kReportSchema = "penstock-report";  // of report.json
+
 struct ReportRun {
   const Archived* record = nullptr;  // null: it left none
   std::string arm, prompt;           // of a campaign

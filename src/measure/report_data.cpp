@@ -152,7 +152,7 @@ std::string report_csv(const Report& report) {
 }
 
 Json report_json(const Report& report) {
-  Json out = {{"schema", "penstock-report"}, {"version", 1}};
+  Json out = {{"schema", kReportSchema}, {"version", 1}};
   out["records"] = Json::array();
   for (const Archived* record : report.records) out["records"].push_back(record->id);
   out["quality_files"] = Json::array();

@@ -330,8 +330,12 @@ TEST_F(ReportTest, ModelsPromptsAndLengthsAreSeparated) {
 
 TEST_F(ReportTest, PeersStandBesideUsOnTheSamePrompt) {
   std::vector<MadeRun> runs = sweep();
+  // Its prompt's file holds the text, ours the token ids.
   for (int i = 0; i < 3; ++i) {
-    runs.push_back({"peer", add(testing::made_peer("other", 9500 + i, i))});
+    const Json peer = testing::made_peer("other", 9500 + i, i, [](Json& r) {
+      r["inputs"]["prompt"]["file"] = hex(sha256("the text"));
+    });
+    runs.push_back({"peer", testing::id_of(testing::put_record(folder(), peer, "the text"))});
   }
   // Another count of prompt tokens is another prompt.
   runs.push_back({"peer with BOS", add(testing::made_peer("other", 9500, 9, [](Json& r) {
