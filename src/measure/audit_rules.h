@@ -69,6 +69,13 @@ class ClaimWork {
   std::set<Verdict> accepted_by_file_;
 };
 
+struct Selected {
+  std::string pointer;
+  const nlohmann::json* value;
+};
+// What a claim's `each` means in a record; the whole record for "", nothing for what is not there.
+std::vector<Selected> select_elements(const nlohmann::json& record, const std::string& each);
+
 // "cold start" where loading or filling is part of it, "run" where the whole run is.
 std::string phase_together(const std::set<std::string>& phases);
 // The phases that a text speaks of.

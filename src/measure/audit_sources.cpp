@@ -130,6 +130,10 @@ std::vector<const Archived*> ClaimWork::entries_of(const std::string& name, bool
     }
     if (alias != claims_.archived.end()) {
       accepted_by_file_.insert(alias->second.accept.begin(), alias->second.accept.end());
+      std::string& reason = result_.claim.reason;
+      if (const std::string& more = alias->second.reason; reason.find(more) == std::string::npos) {
+        reason += (reason.empty() ? "" : "; ") + more;
+      }
     }
     if (!entry->is_record()) archived_without_schema(*entry, wanted);
     return {entry};
@@ -212,7 +216,6 @@ void ClaimWork::sample(const Archived& entry, const ClaimSource& source, ClaimAr
       claim_.unit.dimension == Dimension::Bytes || claim_.unit.dimension == Dimension::Count;
   bool fixed = !formula->pointers().empty();
   for (const std::string& pointer : formula->pointers()) {
-    origin.pointers.push_back(source.each + pointer);
     arm->pointers.push_back(source.each + pointer);
     fixed = fixed && is_fixed(pointer);
     const Json* argv = entry.is_record() ? resolve_pointer(entry.value, "/argv") : nullptr;
@@ -234,17 +237,11 @@ void ClaimWork::sample(const Archived& entry, const ClaimSource& source, ClaimAr
       return;  // whatever it gives does not count
     }
   }
-  const Json* at = &entry.value;
-  std::vector<const Json*> elements = {at};
-  if (!source.each.empty()) {
-    at = resolve_pointer(entry.value, source.each);
-    if (at == nullptr || !at->is_array() || at->empty()) {
-      add(Verdict::NoSource, "R2",
-          fmt::format("{}: there is no list at {}", short_name(entry), source.each));
-      return;
-    }
-    elements.clear();
-    for (const Json& element : *at) elements.push_back(&element);
+  const std::vector<Selected> elements = select_elements(entry.value, source.each);
+  if (elements.empty()) {
+    add(Verdict::NoSource, "R2",
+        fmt::format("{}: there is nothing at {}", short_name(entry), source.each));
+    return;
   }
   double factor = 1;
   if (claim_.unit.dimension != Dimension::Percent && claim_.unit.dimension != Dimension::Ratio) {
@@ -264,10 +261,13 @@ void ClaimWork::sample(const Archived& entry, const ClaimSource& source, ClaimAr
         fmt::format("{} is in {}, the claim in {}", source.figure, from.name, claim_.unit.name));
     return;
   }
-  for (const Json* element : elements) {
-    if (!measured(entry, *formula, *element)) return;
+  for (const Selected& element : elements) {
+    for (const std::string& pointer : formula->pointers()) {
+      origin.pointers.push_back(element.pointer + pointer);
+    }
+    if (!measured(entry, *formula, *element.value)) return;
     try {
-      origin.values.push_back(formula->evaluate(*element) * factor);
+      origin.values.push_back(formula->evaluate(*element.value) * factor);
     } catch (const Error& error) {
       add(Verdict::NoSource, "R2", fmt::format("{}: {}", short_name(entry), error.what()));
       return;

@@ -95,7 +95,9 @@ void read_source(TomlFields& fields, ClaimSource* source, const Place& place) {
   if (!figure.empty()) *source = {source->records, figure, {}, source->each};
   if (!formula.empty()) *source = {source->records, {}, formula, source->each};
   source->each = fields.text("each", source->each);
-  if (!source->each.empty() && source->each[0] != '/') place.wrong("each must begin with /");
+  if (!source->each.empty() && source->each[0] != '/' && source->each[0] != '[') {
+    place.wrong("each must begin with / or [");
+  }
   try {
     if (!source->formula.empty()) Formula checked(source->formula);
   } catch (const Error& error) {

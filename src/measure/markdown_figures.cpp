@@ -5,6 +5,10 @@
 namespace penstock::measure {
 namespace {
 
+bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
@@ -190,8 +194,6 @@ class Inlines {
     return at;
   }
 
-  static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
   // A run of as many backticks closes it, before the paragraph ends. Of a run that nothing closes
   // the length is remembered until that paragraph is over, so that no text takes quadratic time.
   size_t code(const std::string& text, size_t at) {
@@ -334,16 +336,20 @@ class Scanner {
       const std::string_view row = std::string_view(prose_).substr(at, end - at);
       if (row.find('|') == std::string_view::npos) break;
       const std::vector<Cell> cells = cells_of(prose_, at, end);
-      std::optional<Unit> of_row;
+      std::optional<Unit> of_row, corner;  // "hits, %" above the names of rows is of all cells
       for (size_t i = 0; i < cells.size(); ++i) {
         const std::string_view cell =
             std::string_view(prose_).substr(cells[i].begin, cells[i].end - cells[i].begin);
         if (i == 0) {
           of_row = unit_of_heading(without_numbers(cell));
-          add(cells[i].begin, cells[i].end, units.empty() ? std::nullopt : units[0]);
+          // "8 layers" names the row; a number alone is one of the column's.
+          const bool named = std::any_of(cell.begin(), cell.end(), is_letter);
+          corner = units.empty() ? std::nullopt : units[0];
+          add(cells[i].begin, cells[i].end, named ? std::nullopt : corner);
+          if (!named) corner = std::nullopt;
         } else {
           const bool headed = i < units.size() && units[i].has_value();
-          add(cells[i].begin, cells[i].end, headed ? units[i] : of_row);
+          add(cells[i].begin, cells[i].end, headed ? units[i] : of_row ? of_row : corner);
         }
       }
       at = end + 1;

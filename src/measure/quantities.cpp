@@ -227,8 +227,15 @@ std::optional<Unit> unit_of_heading(std::string_view cell) {
     const bool begins = at == 0 || !(is_word(cell[at - 1]) || cell[at - 1] == '/');
     if (!begins) continue;
     if (const auto unit = unit_at(cell, at, &length)) {
-      // "times" and "x" in a heading are words, unless they are all of it.
-      if (unit->dimension == Dimension::Ratio && trim(cell) != unit->name) continue;
+      // "second", "times" and "s" are words: units where they are all of it, or stand behind a
+      // comma or in parentheses.
+      const size_t before = cell.substr(0, at).find_last_not_of(" \t");
+      const bool apart =
+          before != std::string_view::npos && (cell[before] == ',' || cell[before] == '(');
+      const bool word =
+          unit->dimension == Dimension::Ratio ||
+          (unit->dimension == Dimension::Time && !unit->per_token && unit->name != "ms");
+      if (word && !apart && trim(cell) != unit->name) continue;
       return unit;
     }
   }

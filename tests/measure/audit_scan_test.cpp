@@ -83,8 +83,13 @@ TEST(MarkdownFigures, TablesGiveUnitsInHeadingsAndFirstCells) {
   EXPECT_EQ(
       figures("| | a | b |\n|---|---|---|\n| decode, tok/s | 1.5 | 2.5 |\n| slots | 7 | 8 |\n"),
       (Texts{"1.5 tok/s", "2.5 tok/s"}));
-  EXPECT_EQ(figures("| x | KLD [95 %] |\n|---|---|\n| a | 0.035 [0.03, 0.04], n = 5 |\n"),
+  EXPECT_EQ(figures("| hits, % | 93 slots | 186 |\n|---|---|---|\n| 2 layers | 41.7 | 60.1 |\n"),
+            (Texts{"41.7 %", "60.1 %"}));
+  EXPECT_EQ(figures("| arm | KLD [95 %] |\n|---|---|\n| a | 0.035 [0.03, 0.04], n = 5 |\n"),
             Texts{"95 %"});
+  EXPECT_EQ(
+      figures("| the second pass | ready, s | note |\n|---|---|---|\n| a second try | 3 | 4 |\n"),
+      Texts{"3 s"});
   EXPECT_EQ(figures("| | s |\n|---|---|\n| \\| 1 | `2` 3 |\n\n4 | 5\n"), Texts{"3 s"});
   const auto found = markdown_figures("x\n\n| \u00e9 | ms |\n|--|--|\n| \u00e9\u00e9 | 7 |\n");
   ASSERT_EQ(found.size(), 1u);
@@ -234,6 +239,29 @@ TEST_F(AuditDocuments, OtherArchivedFilesCountByTheirBytes) {
   EXPECT_EQ(found(wrong, "c.7"), Set{"NO SOURCE R2"});
   // One byte more is another file.
   EXPECT_EQ(found(audit_of(claims(digits("other", 64), "")), "c.1"), Set{"NO SOURCE R2"});
+}
+
+TEST_F(AuditDocuments, PartsOfAFileByTheirMembers) {
+  const std::string text = R"({"rows": [{"arm": "a", "n": 1, "ms": 5, "ends": [1, 9]},
+    {"arm": "a", "n": 2, "ms": 7, "ends": [2, 8]}, {"arm": "b", "n": 1, "ms": 11}, 5]})";
+  std::ofstream(records() + "/old.json") << text;
+  const auto judged = [&](const std::string& each, const std::string& value) {
+    const Audit audit =
+        audit_of("[archived]\nold = {sha256 = \"" + hex(sha256(text)) +
+                 "\", accept = [\"UNIDENTIFIED BUILD\"], reason = \"old\"}\n[[claim]]\nid = \"c\"\n"
+                 "text = \"" +
+                 value + " KB\"\nstatistic = \"median\"\nrecords = \"old\"\neach = \"" + each +
+                 "\"\nformula = \"{}\"\n");
+    return found(audit, "c");
+  };
+  EXPECT_EQ(judged("/rows[arm=b]/ms", "11"), Set{"NO SOURCE R2"});  // no list
+  EXPECT_EQ(judged("/rows[arm=a]/ends", "5"), Set{});               // of 1, 9, 2 and 8
+  EXPECT_EQ(judged("/rows[arm=a][n=2]/ends", "5"), Set{});
+  EXPECT_EQ(judged("/rows[arm=a][n=2]/ends", "6"), Set{"MISMATCH R1"});
+  EXPECT_EQ(judged("/rows[arm=c]/ends", "5"), Set{"NO SOURCE R2"});
+  EXPECT_EQ(judged("/rows[arm", "5"), Set{"NO SOURCE R2"});
+  EXPECT_EQ(judged("/rows[]", "5"), Set{"NO SOURCE R2"});
+  EXPECT_EQ(judged("/[a=b][c=d]/e", "5"), Set{"NO SOURCE R2"});
 }
 
 TEST_F(AuditDocuments, OutputThatIsParsedAgain) {
