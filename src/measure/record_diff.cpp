@@ -175,7 +175,9 @@ Facts facts_of(const Json& record) {
   put_hash(record, "/inputs/quant_recipe_id", "identity/quantisation recipe", &out);
   put_hash(record, "/inputs/pack/pack_id", "identity/pack", &out);
   put_hash(record, "/inputs/profile/sha256", "identity/profile", &out);
-  put(record, "/limit/bytes", "identity/memory limit", &out);
+  // Our own records have the limit as the machine's, those of peers as what was set for them.
+  const bool ours = text_at(record, "/schema") == kRecordSchema;
+  put(record, ours ? "/machine/cgroup/limit" : "/limit/bytes", "identity/memory limit", &out);
   put_hash(record, "/quality_key", "identity/quality key", &out);
   if (const auto lossy = record.find("lossy"); lossy != record.end() && lossy->is_array()) {
     std::string names;
@@ -200,7 +202,6 @@ Facts facts_of(const Json& record) {
   put(record, "/machine/cpu/governor", "machine/governor", &out);
   put(record, "/machine/memory/total", "machine/memory", &out);
   put(record, "/machine/kernel/release", "machine/kernel", &out);
-  put(record, "/machine/cgroup/limit", "machine/cgroup limit", &out);
   put(record, "/machine/device/class", "machine/disk", &out);
   put(record, "/machine/device/model", "machine/disk model", &out);
   return out;

@@ -80,7 +80,9 @@ TEST_F(BenchProgram, EveryKindOfArmIsRunAndFailuresAreKept) {
       broken +
       "\"]\n"
       "[[arm]]\nname = \"served\"\nprogram = \"openai\"\ncommand = [\"" PENSTOCK_PROGRAM
-      "\", \"serve\", \"-m\", \"{model}\", \"--port\", \"{port}\", \"--ctx\", \"{context}\"]\n";
+      "\", \"serve\", \"-m\", \"{model}\", \"--port\", \"{port}\", \"--ctx\", \"{context}\", "
+      "\"--record\", \"" +
+      path("served") + "\"]\n";
   const Outcome outcome =
       bench(campaign(arms, PENSTOCK_SOURCE_DIR "/models/sample-qwen4exp-q8_0.gguf"));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
@@ -113,6 +115,19 @@ TEST_F(BenchProgram, EveryKindOfArmIsRunAndFailuresAreKept) {
   for (const std::string& file : records()) verify.push_back(file);
   const Outcome verified = run(verify);
   EXPECT_EQ(verified.code, 0) << verified.out;
+  // The server wrote down its requests itself, and counts the same tokens.
+  std::vector<std::string> served = {"record", "verify"};
+  for (const auto& entry : fs::directory_iterator(path("served"))) {
+    if (entry.path().extension() != ".json") continue;
+    served.push_back(entry.path().string());
+    const json r = json::parse(std::ifstream(entry.path()));
+    EXPECT_EQ(r["turns"][0]["prompt"]["tokens"], 9);
+    EXPECT_EQ(r["turns"][0]["tokens"].size(), 8u);
+    EXPECT_EQ(r["timings"]["decode"]["tokens"], 7);
+  }
+  EXPECT_EQ(served.size(), 2u + 3);
+  const Outcome requests = run(served);
+  EXPECT_EQ(requests.code, 0) << requests.out;
   EXPECT_NE(outcome.out.find("3 of 3 failed"), std::string::npos) << outcome.out;
 }
 

@@ -111,12 +111,20 @@ TEST_F(Quality, TasksAreJudged) {
   size_t end = 0;
   for (int line = 0; line < 6; ++line) end = tasks.find('\n', end) + 1;
   const std::string file = write("tasks.jsonl", tasks.substr(0, end));
-  const Outcome outcome = run(with_store(
-      {"eval", "tasks", model_, "--tasks", file, "--max-tokens", "32", "--json", "--answers"}));
+  const Outcome outcome =
+      run(with_store({"eval", "tasks", model_, "--tasks", file, "--max-tokens", "32", "--json",
+                      "--answers", "--record", path("records")}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto json = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(json["n"], 6);
   EXPECT_EQ(json["answers"].size(), 6u);
+  for (const auto& entry : std::filesystem::directory_iterator(path("records"))) {
+    if (entry.path().extension() != ".json") continue;
+    const Outcome verified = run({"record", "verify", entry.path().string()});
+    EXPECT_EQ(verified.code, 0) << verified.out;
+    EXPECT_EQ(nlohmann::json::parse(std::ifstream(entry.path()))["evaluation"]["accuracy"],
+              json["accuracy"]);
+  }
   EXPECT_EQ(run(with_store({"eval", "tasks", model_, "--tasks", write("no.jsonl", "{}\n")})).code,
             6);
 }
