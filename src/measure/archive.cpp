@@ -80,6 +80,17 @@ std::string write_record(const std::string& folder, const Json& record) {
   return path;
 }
 
+std::string archive_bytes(const std::string& folder, std::string_view bytes) {
+  const std::string hash = hex(sha256(bytes));
+  const fs::path path = fs::path(folder) / "files" / hash;
+  if (!fs::exists(path)) {
+    AtomicFile file(path.string());
+    file.write(bytes.data(), bytes.size());
+    file.commit();
+  }
+  return hash;
+}
+
 bool Archived::is_record() const noexcept {
   return schema == kRecordSchema || schema == kPeerSchema;
 }

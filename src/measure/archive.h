@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace penstock::measure {
@@ -26,6 +27,10 @@ nlohmann::json trim_record(const nlohmann::json& record, const std::vector<std::
 
 // Writes FOLDER/<id>.json, canonical; returns its path. Throws Error(Io).
 std::string write_record(const std::string& folder, const nlohmann::json& record);
+
+// Keeps bytes that belong to records as FOLDER/files/<SHA-256>, which must be there; returns the
+// digits. Throws Error(Io).
+std::string archive_bytes(const std::string& folder, std::string_view bytes);
 
 // One file of figures.
 struct Archived {

@@ -37,10 +37,6 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // Ids of ordinary tokens; of any, in a model without a vocabulary of text.
 std::vector<int32_t> ordinary_ids(const gguf::Model& file, const text::Tokenizer* tokenizer) {
   std::vector<int32_t> ids;
@@ -90,20 +86,6 @@ double hottest_celsius() {
     most = std::max(most, value / 1000);
   }
   return most;
-}
-
-// The last line of what a program said, for a reason.
-std::string last_line(const std::string& path) {
-  std::string text;
-  try {
-    text = read_text_file(path);
-  } catch (const Error&) {
-    return {};
-  }
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  const size_t begin = text.find_last_of("\r\n");
-  text = begin == std::string::npos ? text : text.substr(begin + 1);
-  return text.substr(0, 300);
 }
 
 std::string record_in(const std::string& path) {
@@ -160,13 +142,8 @@ void Bench::prepare_prompts() {
     if (prompt.ids.empty()) fail(ErrorKind::Usage, "prompt '{}' is empty", wanted.name);
     std::string lines;
     for (const int32_t id : prompt.ids) lines += fmt::format("{}\n", id);
-    prompt.sha256 = hex(sha256(lines));
+    prompt.sha256 = archive_bytes(options_.folder, lines);
     prompt.path = options_.folder + "/files/" + prompt.sha256;
-    if (!fs::exists(prompt.path)) {
-      AtomicFile out(prompt.path);
-      out.write(lines.data(), lines.size());
-      out.commit();
-    }
     prompts_.push_back(std::move(prompt));
   }
 }
@@ -316,7 +293,7 @@ Bench::Outcome Bench::run_penstock(const CampaignArm& arm, const Prompt& prompt)
   const std::string record = record_in(child.err_path);
   if (!record.empty()) out.record = fs::path(record).stem().string();
   if (out.state == "failed" && report.state == "error") {
-    const std::string said = last_line(child.err_path);
+    const std::string said = last_line(read_text_file(child.err_path));
     if (record.empty() && !said.empty()) out.reason += ": " + said;
     if (!record.empty()) {
       const Json written = parse_json(read_text_file(record), record);
@@ -437,7 +414,7 @@ void Bench::measure_roofline(const char* when) {
     child.policy = {.fuse = campaign_.min_available, .swap_limit = campaign_.swap_limit};
     Child running(child, options_.interrupted);
     if (running.wait().state != "finished") {
-      log::warn("iobench failed: {}", last_line(child.err_path));
+      log::warn("iobench failed: {}", last_line(read_text_file(child.err_path)));
       return;
     }
     Json found = parse_json(read_text_file(child.out_path), "iobench");

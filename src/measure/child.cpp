@@ -75,6 +75,12 @@ int open_output(const std::string& path) {
 
 }  // namespace
 
+std::string last_line(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  const size_t begin = text.find_last_of("\r\n");
+  return text.substr(begin == std::string::npos ? 0 : begin + 1).substr(0, 300);
+}
+
 Child::Child(const ChildRequest& request, const std::atomic<bool>* interrupted)
     : request_(request), interrupted_(interrupted), swapped_before_(swapped_out()) {
   std::vector<std::string> argv = request.argv, env;

@@ -38,6 +38,9 @@ struct ChildReport {
   experts::WatchdogReport watchdog;
 };
 
+// The last line of what a program said, at most 300 bytes of it.
+std::string last_line(std::string text);
+
 class Child {
  public:
   // Throws Error(Io) if it cannot be started (a program that is not there ends with 127).

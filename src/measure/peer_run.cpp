@@ -28,10 +28,6 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // A port that nobody listens on now.
 int free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -45,17 +41,6 @@ int free_port() {
   if (fd >= 0) ::close(fd);
   if (!bound) fail(ErrorKind::Io, "no free port on this machine");
   return ntohs(address.sin_port);
-}
-
-std::string archive_text(const std::string& folder, const std::string& bytes) {
-  const std::string hash = hex(sha256(bytes));
-  const fs::path path = fs::path(folder) / "files" / hash;
-  if (!fs::exists(path)) {
-    AtomicFile file(path.string());
-    file.write(bytes.data(), bytes.size());
-    file.commit();
-  }
-  return hash;
 }
 
 std::string replaced(std::string text, const std::string& name, const std::string& value) {
@@ -216,12 +201,6 @@ class Talk {
   Child* child_;
 };
 
-std::string last_line(std::string text) {
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  const size_t begin = text.find_last_of("\r\n");
-  return text.substr(begin == std::string::npos ? 0 : begin + 1).substr(0, 300);
-}
-
 struct Spoken {
   std::string out, err;  // as archived
   std::string parser;
@@ -338,8 +317,8 @@ Json record_of(const PeerRequest& request, Spoken& s, double started) {
       {"min_available", s.report.watchdog.samples == 0 ? 0 : s.report.watchdog.min_available}};
   record["watchdog"] = watchdog_json(s.report.watchdog);
   record["output"] = {
-      {"stdout", {{"sha256", archive_text(request.folder, s.out)}, {"bytes", s.out.size()}}},
-      {"stderr", {{"sha256", archive_text(request.folder, s.err)}, {"bytes", s.err.size()}}}};
+      {"stdout", {{"sha256", archive_bytes(request.folder, s.out)}, {"bytes", s.out.size()}}},
+      {"stderr", {{"sha256", archive_bytes(request.folder, s.err)}, {"bytes", s.err.size()}}}};
   record["parser"] = s.parser;
   record["values"] = std::move(values);
   if (!request.arm->note.empty()) record["note"] = request.arm->note;

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 
@@ -18,10 +17,6 @@ namespace {
 
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
-
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 void write_file(const std::string& path, std::string_view bytes) {
   AtomicFile file(path);
@@ -77,7 +72,7 @@ RunRecorder::RunRecorder(const std::string& folder, const Producer& producer, Ou
     try {
       // Only if it still is the difference that was built.
       if (hex(sha256_file(producer.diff_path)) == producer.diff_sha256) {
-        archive(read_text_file(producer.diff_path));
+        archive_bytes(folder_, read_text_file(producer.diff_path));
         record_["producer"]["diff_archived"] = true;
       }
     } catch (const Error& problem) {
@@ -97,13 +92,6 @@ RunRecorder::~RunRecorder() {
   std::fflush(stderr);
 }
 
-std::string RunRecorder::archive(std::string_view bytes) {
-  const std::string hash = hex(sha256(bytes));
-  const fs::path path = fs::path(folder_) / "files" / hash;
-  if (!fs::exists(path)) write_file(path.string(), bytes);
-  return hash;
-}
-
 void RunRecorder::memory(const std::string& at) {
   Json sample = memory_json();
   sample["at"] = at;
@@ -121,7 +109,7 @@ void RunRecorder::begin_turn(std::span<const int32_t> prompt, bool chat_template
   std::string text;
   for (const int32_t id : prompt) text += fmt::format("{}\n", id);
   record_["turns"].push_back({{"prompt",
-                               {{"file", archive(text)},
+                               {{"file", archive_bytes(folder_, text)},
                                 {"tokens", prompt.size()},
                                 {"chat_template", chat_template},
                                 {"truncated", false}}},
@@ -172,7 +160,7 @@ void RunRecorder::stop_tees() {
     const char* const name = tee == &out_ ? "stdout" : "stderr";
     const std::string text = *tee ? (*tee)->stop() : std::string();
     tee->reset();
-    output[name] = {{"sha256", archive(text)}, {"bytes", text.size()}};
+    output[name] = {{"sha256", archive_bytes(folder_, text)}, {"bytes", text.size()}};
   }
   record_["output"] = std::move(output);
 }

@@ -55,7 +55,6 @@ class RunRecorder {
   bool finished() const noexcept { return finished_; }
 
  private:
-  std::string archive(std::string_view bytes);  // into files/, unless it is there; returns the hash
   void stop_tees();
 
   std::string folder_;

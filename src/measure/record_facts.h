@@ -7,6 +7,8 @@
 
 namespace penstock::measure {
 
+double unix_seconds();  // now, since 1970
+
 // What only the build knows.
 struct Producer {
   std::string version = {}, revision = {}, compiler = {}, flags = {};

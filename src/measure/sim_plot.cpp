@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "measure/report_text.h"
 
 namespace penstock::measure {
 namespace {
@@ -41,26 +42,6 @@ std::vector<Curve> curves_of(const SimReport& report) {
   }
   std::erase_if(curves, [](const Curve& c) { return c.points.size() < 2; });
   return curves;
-}
-
-std::string escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return out;
 }
 
 // 1, 2 or 5 times a power of ten, so that about `n` of them make up `span`.
@@ -171,7 +152,7 @@ std::string draw(const Panel& panel, const std::vector<Curve>& curves, const Val
     out += fmt::format(
         "<circle class=\"knee c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"6\"><title>knee of {}: {} "
         "slots</title></circle>\n",
-        i % kColours, panel.x(xs[*knee]), panel.y(ys[*knee]), escape(c.name), xs[*knee]);
+        i % kColours, panel.x(xs[*knee]), panel.y(ys[*knee]), html_text(c.name), xs[*knee]);
   }
   return out;
 }
@@ -183,7 +164,8 @@ std::string legend(const std::vector<Curve>& curves, double top) {
     out += fmt::format(
         "<path class=\"curve c{}{}\" d=\"M 12,{:.0f} L 52,{:.0f}\"/><text class=\"tick\" x=\"62\" "
         "y=\"{:.0f}\">{}</text>\n",
-        i % kColours, curves[i].clairvoyant ? " bound" : "", y, y, y + 6, escape(curves[i].name));
+        i % kColours, curves[i].clairvoyant ? " bound" : "", y, y, y + 6,
+        html_text(curves[i].name));
   }
   const double y = top + kLegendRow * static_cast<double>(curves.size()) + 14;
   return out + fmt::format(
