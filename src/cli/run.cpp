@@ -497,6 +497,13 @@ int Runner::go() {
   return complete(runtime_.tokenizer().encode(prompt, true));
 }
 
+// A conversation has no known end, and nor has a completion without -n.
+int64_t tokens_to_expect(const Flags& flags) {
+  const bool conversation = flags.interactive || flags.chat || !flags.profile_out.empty() ||
+                            (flags.prompt.empty() && flags.file.empty() && flags.ids.empty());
+  return conversation ? 0 : std::max<int64_t>(flags.n_predict, 0);
+}
+
 int run_run(const Flags& flags) {
   if (!flags.prompt.empty() && !flags.file.empty()) {
     fail(ErrorKind::Usage, "give the prompt with -p or a file with -f, not both");
@@ -515,8 +522,9 @@ int run_run(const Flags& flags) {
   }
   interrupt_flag();
   return recorded(flags.record, [&](RunRecord& record) {
-    const auto runtime =
-        engine::Runtime::open(flags.runtime.options(), record.watch(progress_line()));
+    engine::RuntimeOptions options = flags.runtime.options();
+    options.max_tokens = tokens_to_expect(flags);
+    const auto runtime = engine::Runtime::open(options, record.watch(progress_line()));
     record.opened(*runtime);
     return Runner(flags, *runtime, record).run();
   });

@@ -62,6 +62,7 @@ nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_j
   out["kernels"] = quant::isa_name(quant::current_isa());
   out["io"] = experts::io_mode_name(stream.io);
   out["io_depth"] = stream.depth;
+  out["huge_pages"] = stream.huge_seconds > 0 ? "auto" : "off";
   out["evict"] = experts::evict_name(stream.evict);
   out["half_life"] = stream.half_life;
   out["hot_share"] = stream.hot_share;

@@ -117,6 +117,11 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
       ->group("Streaming");
+  app.add_option("--huge-pages", huge_pages_,
+                 "the arena on huge pages: auto (as far as the kernel has them), off (to compare)")
+      ->check(CLI::IsMember({"auto", "off"}))
+      ->capture_default_str()
+      ->group("Streaming");
   app.add_flag("--alias-experts", alias_,
                "measure compute alone: all experts share a few slots, the output is meaningless")
       ->group("Streaming");
@@ -226,6 +231,7 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   options.stream.moce.residency = experts::parse_moce_residency(moce_residency_);
   experts::check_moce(options.stream.moce);
   options.stream.depth = depth_;
+  if (huge_pages_ == "off") options.stream.huge_seconds = 0;
   options.stream.alias = alias_;
   options.stream.pack = {pack_, pack_unchecked_};
   options.stream.verify_every = experts::parse_verify(verify_);

@@ -37,6 +37,7 @@ class RuntimeFlags {
   int prompt_chunk_ = 0;
   int64_t arena_slots_ = 0;
   int depth_ = 8;
+  std::string huge_pages_ = "auto";
   bool alias_ = false;
   bool pack_unchecked_ = false;
 };

@@ -300,7 +300,8 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   }
   out += fmt::format("\n  experts in  {}\n", runtime.source().describe());
   out +=
-      fmt::format("  held        {}\n", experts::io_choice(runtime.options().stream, plan.shape));
+      fmt::format("  held        {}\n", experts::io_choice(runtime.options().stream, plan.shape,
+                                     runtime.io_automatic()));
   if (counters.records_verified != 0) {
     out += fmt::format("  verified    {} of {} records read, all sound\n",
                        counters.records_verified, counters.experts_read);
@@ -450,7 +451,8 @@ Json plan_json(engine::Session& session) {
           {"prompt_chunk", runtime.options().prompt_chunk},
           {"threads", runtime.options().threads},
           {"io", runtime.stream().io().describe()},
-          {"held", experts::io_choice(runtime.options().stream, plan.shape)},
+          {"held", experts::io_choice(runtime.options().stream, plan.shape,
+                                     runtime.io_automatic())},
           {"arena_huge_bytes", runtime.load().arena_huge_bytes},
           {"measured",
            {{"footprint", memory.total()},

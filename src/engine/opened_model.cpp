@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "experts/io_choice.h"
+#include "experts/mapped_stream.h"
 
 namespace penstock::engine {
 namespace {
@@ -126,6 +128,27 @@ experts::RowStoreOptions OpenedModel::row_store_options() const {
   rows.io = options.stream.io == experts::IoMode::Mmap ? experts::IoMode::Auto : options.stream.io;
   rows.decorate = options.stream.decorate;
   return rows;
+}
+
+bool OpenedModel::choose_mapping(const MemoryPlan& plan) {
+  const experts::StreamOptions& stream = options.stream;
+  if (stream.io != experts::IoMode::Auto || options.memory || options.arena_slots || profile ||
+      stream.moce.on() || stream.alias || stream.verify_every != 0 || stream.decorate ||
+      stream.read_ahead != experts::ReadAhead::Auto) {
+    return false;
+  }
+  experts::IoFacts facts{.holds_all = plan.outcome.plan.shape.holds_all(),
+                         .max_tokens = options.max_tokens};
+  for (const experts::LayerGeometry& layer : source.geometry.layers) {
+    facts.expert_bytes += static_cast<uint64_t>(layer.n_expert) * layer.expert_bytes();
+  }
+  facts.cached_bytes = facts.expert_bytes;
+  if (!experts::mapping_pays(facts)) return false;  // before anything is mapped to look at
+  facts.cached_bytes = experts::cached_expert_bytes(source.geometry);
+  if (!experts::mapping_pays(facts)) return false;
+  options.stream.io = experts::IoMode::Mmap;
+  source = experts::open_expert_source(*file, model->experts(), options.stream);
+  return io_automatic = true;
 }
 
 int64_t OpenedModel::n_states(int prompt_chunk) const noexcept {

@@ -44,6 +44,7 @@ struct RuntimeOptions {
   std::optional<uint64_t> memory;                       // bytes; default: what is available
   std::optional<uint64_t> arena_slots;                  // instead of what the memory allows
   uint64_t caller_bytes = 0;  // what the caller needs beside the model, for the plan
+  int64_t max_tokens = 0;     // that will be generated, for `--io auto`; 0: nobody knows
   int watchdog_ms = 100;      // how often memory is looked at; 0: never
   uint64_t swap_limit = experts::WatchdogPolicy{}.swap_limit;
   experts::Watchdog::Sampler memory_sampler = {};  // in place of the machine's, for tests
@@ -64,6 +65,12 @@ struct OpenedModel {
   experts::ExpertSource source;
   std::optional<experts::Profile> profile;
   std::string profile_path;
+
+  bool io_automatic = false;  // the mapping was chosen by `--io auto`
+
+  // `--io auto`: takes the mapping instead of an arena where that pays (experts::mapping_pays), and
+  // nothing that was asked for needs an arena. True when it did: the plan is another one then.
+  bool choose_mapping(const MemoryPlan& plan);
 
   // The n-gram table as the row store wants it; none where the model has no such table.
   std::optional<experts::RowTable> row_table() const;

@@ -68,6 +68,7 @@ void Runtime::load_all(const RuntimeOptions& options, const Progress& progress) 
   pool_ = std::make_unique<ThreadPool>(opened_.options.threads);
   open_rows();
   MemoryPlan planned = opened_.plan(memory_facts(), 0);
+  if (opened_.choose_mapping(planned)) planned = opened_.plan(memory_facts(), 0);
   if (!planned.outcome.fits()) experts::refuse(planned.outcome);  // before anything large is taken
   load_.open_s = seconds_since(started);
 

@@ -38,6 +38,7 @@ class Runtime {
   ~Runtime();
 
   const RuntimeOptions& options() const noexcept { return opened_.options; }  // in force
+  bool io_automatic() const noexcept { return opened_.io_automatic; }
   const gguf::Model& file() const noexcept { return *opened_.file; }
   const text::Tokenizer& tokenizer() const;  // throws Error(Unsupported) if the file has none
   bool has_tokenizer() const noexcept { return tokenizer_ != nullptr; }

@@ -143,6 +143,18 @@ bool AheadGovernor::active() const noexcept {
   return true;
 }
 
+int AheadGovernor::stage_length() const noexcept {
+  switch (stage_) {
+    case Stage::WarmUp:
+      return kWarmUp;
+    case Stage::Trial:
+      return (trials_ == 0 ? kFirst : kLater).trial;
+    case Stage::Term:
+      return (trials_ == 1 ? kFirst : kLater).term;
+  }
+  return 0;
+}
+
 void AheadGovernor::step(int rows, uint64_t wall_ns) noexcept {
   if (stage_ == Stage::Trial) {
     const size_t on = window_is_on() ? 1 : 0;
@@ -150,8 +162,7 @@ void AheadGovernor::step(int rows, uint64_t wall_ns) noexcept {
     rows_[on] += static_cast<uint64_t>(rows);
   }
   tokens_ += rows;
-  const int length = stage_ == Stage::WarmUp ? kWarmUp : stage_ == Stage::Trial ? kTrial : kTerm;
-  if (tokens_ < length) return;
+  if (tokens_ < stage_length()) return;
   tokens_ = 0;
   if (stage_ != Stage::Trial) {
     stage_ = Stage::Trial;

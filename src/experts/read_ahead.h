@@ -71,14 +71,17 @@ class AheadMeter {
   AheadMeasures fresh_, prev_;
 };
 
-// `--read-ahead auto`: after a warm-up, windows of 32 tokens with and without read-ahead take turns
-// for 256 tokens; whichever gave more tokens per second stays for 2,048, and so on.
+// `--read-ahead auto`: windows with and without read-ahead take turns during a trial; whichever gave
+// more tokens per second stays for a term, and so on. The first trial comes early and is short, so
+// that it costs little where it does not help; what it decides holds for a short term only.
 class AheadGovernor {
  public:
-  static constexpr int kWarmUp = 64;
-  static constexpr int kWindow = 32;
-  static constexpr int kTrial = 256;
-  static constexpr int kTerm = 2048;
+  struct Lengths {  // tokens
+    int window, trial, term;
+  };
+  static constexpr int kWarmUp = 16;
+  static constexpr Lengths kFirst{8, 64, 256};
+  static constexpr Lengths kLater{32, 256, 2048};
 
   bool active() const noexcept;
   // A decode step is over: so many rows, time from its first layer to its end.
@@ -90,7 +93,10 @@ class AheadGovernor {
   double without_ns() const noexcept { return without_ns_; }
 
  private:
-  bool window_is_on() const noexcept { return tokens_ / kWindow % 2 == 0; }
+  bool window_is_on() const noexcept {
+    return tokens_ / (trials_ == 0 ? kFirst : kLater).window % 2 == 0;
+  }
+  int stage_length() const noexcept;
 
   enum class Stage { WarmUp, Trial, Term } stage_ = Stage::WarmUp;
   bool helps_ = true;

@@ -165,7 +165,7 @@ void ExpertStream::end_ahead_step(int rows) {
   const auto wall = static_cast<uint64_t>(now_ns() - step_.began_ns);
   idle_rows_ += rows;
   idle_wall_ns_ += wall;
-  if (idle_rows_ >= AheadGovernor::kWindow) {
+  if (idle_rows_ >= AheadGovernor::kLater.window) {
     const uint64_t busy = queue_.busy_ns() - std::exchange(idle_busy_ns_, queue_.busy_ns());
     disk_idle_ = 5 * busy < 3 * idle_wall_ns_;
     idle_rows_ = 0;

@@ -128,13 +128,19 @@ TEST(AheadGovernor, KeepsWhatGaveMoreTokensPerSecond) {
     };
     EXPECT_EQ(run(AheadGovernor::kWarmUp), AheadGovernor::kWarmUp);
     EXPECT_EQ(governor.trials(), 0);
-    EXPECT_EQ(run(AheadGovernor::kTrial), AheadGovernor::kTrial / 2);
+    constexpr AheadGovernor::Lengths kFirst = AheadGovernor::kFirst;
+    constexpr AheadGovernor::Lengths kLater = AheadGovernor::kLater;
+    EXPECT_EQ(run(kFirst.window), kFirst.window);
+    EXPECT_EQ(run(kFirst.window), 0);
+    EXPECT_EQ(run(kFirst.trial - 2 * kFirst.window), kFirst.trial / 2 - kFirst.window);
     EXPECT_EQ(governor.trials(), 1);
     EXPECT_EQ(governor.with_ns(), helps ? 80 : 100);
     EXPECT_EQ(governor.without_ns(), helps ? 100 : 80);
-    EXPECT_EQ(run(AheadGovernor::kTerm), helps ? AheadGovernor::kTerm : 0);
-    EXPECT_EQ(run(AheadGovernor::kTrial), AheadGovernor::kTrial / 2);
+    EXPECT_EQ(run(kFirst.term), helps ? kFirst.term : 0);
+    EXPECT_EQ(run(kLater.window), kLater.window);
+    EXPECT_EQ(run(kLater.trial - kLater.window), kLater.trial / 2 - kLater.window);
     EXPECT_EQ(governor.trials(), 2);
+    EXPECT_EQ(run(kLater.term), helps ? kLater.term : 0);
   }
 }
 

@@ -302,6 +302,31 @@ TEST(MappedStreamTest, RefusesWhatNeedsResidencyAndFilesThatAreTooShort) {
   EXPECT_THROW(open_shallow(geometry, 0, options), Error);
 }
 
+TEST(MappedStreamTest, PaysForAShortRunOverACacheThatHoldsEverything) {
+  constexpr uint64_t kBytes = uint64_t{8} << 30;
+  const IoFacts facts{
+      .holds_all = true, .expert_bytes = kBytes, .cached_bytes = kBytes, .max_tokens = 100};
+  EXPECT_TRUE(mapping_pays(facts));
+  const auto with = [&](auto&& change) {
+    IoFacts other = facts;
+    change(other);
+    return mapping_pays(other);
+  };
+  EXPECT_FALSE(with([](IoFacts& f) { f.holds_all = false; }));
+  EXPECT_FALSE(with([](IoFacts& f) { f.cached_bytes = f.cached_bytes / 10 * 9; }));
+  EXPECT_FALSE(with([](IoFacts& f) { f.max_tokens = 1000; }));
+  EXPECT_FALSE(with([](IoFacts& f) { f.max_tokens = 0; }));
+  EXPECT_FALSE(with([](IoFacts& f) { f.expert_bytes = f.cached_bytes = 1 << 20; }));
+
+  StreamOptions options;
+  const ArenaShape shape;
+  options.io = IoMode::Mmap;
+  EXPECT_EQ(io_choice(options, shape), "in the page cache (--io mmap)");
+  EXPECT_NE(io_choice(options, shape, true).find("--io auto"), std::string::npos);
+  options.io = IoMode::Auto;
+  EXPECT_NE(io_choice(options, shape).find("in an arena (--io auto"), std::string::npos);
+}
+
 TEST(MappedStreamTest, WhatIsInThePageCacheIsSeen) {
   const Directory directory;
   const Geometry geometry = write_experts(directory, {{.gate_bytes = 64 << 10}});
