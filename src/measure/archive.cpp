@@ -91,6 +91,20 @@ std::string archive_bytes(const std::string& folder, std::string_view bytes) {
   return hash;
 }
 
+std::string read_archived(const std::string& folder, const std::string& digits) {
+  Sha256 parsed;
+  if (!parse_sha256(digits, &parsed)) {
+    fail(ErrorKind::Format, "{}: what belongs to a record is named by its SHA-256, not '{}'",
+         folder, digits.substr(0, 80));
+  }
+  const fs::path path = fs::path(folder) / "files" / digits;
+  std::error_code error;
+  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) {
+    fail(ErrorKind::Format, "{} is no plain file", path.string());
+  }
+  return read_text_file(path.string());
+}
+
 bool Archived::is_record() const noexcept {
   return schema == kRecordSchema || schema == kPeerSchema;
 }

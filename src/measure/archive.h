@@ -32,6 +32,11 @@ std::string write_record(const std::string& folder, const nlohmann::json& record
 // digits. Throws Error(Io).
 std::string archive_bytes(const std::string& folder, std::string_view bytes);
 
+// What lies under FOLDER/files/<SHA-256>. A record may name anything there: throws Error(Format)
+// for digits that are none and for what is no plain file, so that nothing else is ever opened;
+// Error(Io).
+std::string read_archived(const std::string& folder, const std::string& digits);
+
 // One file of figures.
 struct Archived {
   std::string path;

@@ -9,7 +9,6 @@
 
 #include "base/digest.h"
 #include "base/error.h"
-#include "base/file.h"
 #include "measure/audit_rules.h"
 #include "measure/figures.h"
 #include "measure/record.h"
@@ -284,34 +283,36 @@ void ClaimWork::coverage() {
     return;
   }
   const ClaimLog& log = *claim_.log;
-  std::set<std::string> files;
+  std::set<std::pair<std::string, std::string>> files;  // folder of the records, SHA-256
   Sha256 parsed;
   if (const Archived* entry = archive_.find(log.record); entry != nullptr && entry->is_record()) {
     for (const char* pointer : {"/output/stdout/sha256", "/output/stderr/sha256"}) {
       const Json* hash = at(entry->value, pointer);
       if (hash == nullptr || !hash->is_string()) continue;
-      files.insert(
-          (fs::path(entry->path).parent_path() / "files" / hash->get<std::string>()).string());
+      files.emplace(fs::path(entry->path).parent_path().string(), hash->get<std::string>());
     }
   } else if (parse_sha256(log.record, &parsed)) {
     for (const Archived& other : archive_.entries()) {
-      const fs::path path = fs::path(other.path).parent_path() / "files" / log.record;
-      if (fs::exists(path)) files.insert(path.string());
+      const fs::path beside = fs::path(other.path).parent_path();
+      if (fs::exists(beside / "files" / log.record)) files.emplace(beside.string(), log.record);
     }
     for (const std::string& folder : claims_.records) {
-      const fs::path path = fs::path(claims_.folder) / folder / "files" / log.record;
-      if (fs::exists(path) && files.empty()) files.insert(path.string());
+      const fs::path named = fs::path(claims_.folder) / folder;
+      if (fs::exists(named / "files" / log.record) && files.empty()) {
+        files.emplace(named.string(), log.record);
+      }
     }
   }
   std::string text;
-  for (const std::string& path : files) {
+  for (const auto& [folder, digits] : files) {
     try {
-      const std::string content = read_text_file(path);
+      const std::string content = read_archived(folder, digits);
       const std::string hash = hex(sha256(content));
-      if (hash == fs::path(path).filename().string()) {
+      if (hash == digits) {
         text += content + "\n";
       } else {
-        add(Verdict::NoSource, "R2", fmt::format("{} was changed: its hash is {}", path, hash));
+        add(Verdict::NoSource, "R2",
+            fmt::format("{}/files/{} was changed: its hash is {}", folder, digits, hash));
       }
     } catch (const Error& error) {
       add(Verdict::NoSource, "R2", error.what());

@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "measure/audit_rules.h"
 #include "measure/figures.h"
 #include "measure/peer_output.h"
@@ -68,8 +67,8 @@ std::string parsed_from_output(const Archived& entry, const std::string& pointer
     const Json* hash = resolve_pointer(entry.value, where);
     if (hash == nullptr || !hash->is_string()) return {};
     any = true;
-    const auto folder = std::filesystem::path(entry.path).parent_path() / "files";
-    return read_text_file((folder / hash->get<std::string>()).string());
+    return read_archived(std::filesystem::path(entry.path).parent_path().string(),
+                         hash->get<std::string>());
   };
   try {
     const std::string out = output("/output/stdout/sha256"), err = output("/output/stderr/sha256");

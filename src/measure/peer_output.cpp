@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <filesystem>
 #include <optional>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "measure/archive.h"
 #include "measure/formula.h"
 #include "measure/json_schema.h"
 
@@ -152,13 +151,13 @@ Json parse_peer_output(const std::string& parser, const std::string& out, const 
        parser);
 }
 
-std::vector<std::string> reparse_problems(const Json& record, const std::string& files) {
+std::vector<std::string> reparse_problems(const Json& record, const std::string& folder) {
   const Json* parser = resolve_pointer(record, "/parser");
   if (parser == nullptr || !parser->is_string()) return {};
   const auto archived = [&](const char* pointer) -> std::string {
     const Json* hash = resolve_pointer(record, pointer);
     if (hash == nullptr || !hash->is_string()) return {};
-    return read_text_file((std::filesystem::path(files) / hash->get<std::string>()).string());
+    return read_archived(folder, hash->get<std::string>());
   };
   std::vector<std::string> problems;
   try {

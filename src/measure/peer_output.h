@@ -17,8 +17,8 @@ nlohmann::json parse_peer_output(const std::string& parser, const std::string& o
                                  const std::string& err);
 const std::vector<std::string>& peer_parsers();
 
-// Where a peer record's values are not what its parser gives for the archived output in `files`;
-// nothing if it names no parser or its output was not archived.
-std::vector<std::string> reparse_problems(const nlohmann::json& record, const std::string& files);
+// Where a peer record's values are not what its parser gives for the archived output, which lies in
+// `folder`/files; nothing if it names no parser or its output was not archived.
+std::vector<std::string> reparse_problems(const nlohmann::json& record, const std::string& folder);
 
 }  // namespace penstock::measure

@@ -245,7 +245,7 @@ RecordCheck verify_record(const std::string& path) {
     for (const auto& [hash, what] : files_of(record)) check_file(folder, hash, what, files);
     for (std::string& problem : files.take()) check.problems.push_back(std::move(problem));
     if (schema == kPeerSchema) {
-      for (std::string& problem : reparse_problems(record, (folder / "files").string())) {
+      for (std::string& problem : reparse_problems(record, folder.string())) {
         check.problems.push_back(std::move(problem));
       }
     }

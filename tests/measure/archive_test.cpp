@@ -173,6 +173,25 @@ TEST_F(ArchiveTest, HostileOutputIsAnErrorByName) {
   EXPECT_EQ(odd, Json::object());
 }
 
+// A record may name anything as its output: only what is named by a SHA-256 is ever opened.
+TEST_F(ArchiveTest, NothingOutsideTheFolderIsRead) {
+  const std::string hash = keep("text");
+  EXPECT_EQ(read_archived(folder(), hash), "text");
+  std::ofstream(folder() + "/secret") << "0";
+  Json record = peer();
+  record["parser"] = "llama-bench";
+  for (const char* name : {"../secret", "/dev/zero", "", "secret"}) {
+    EXPECT_THROW(read_archived(folder(), name), Error) << name;
+    record["output"] = {{"stdout", {{"sha256", name}, {"bytes", 1}}}, {"stderr", nullptr}};
+    const std::vector<std::string> problems = reparse_problems(record, folder());
+    ASSERT_EQ(problems.size(), 1u) << name;
+    EXPECT_NE(problems[0].find("SHA-256"), std::string::npos) << problems[0];
+  }
+  const std::string digits = hex(sha256("a folder"));
+  fs::create_directory(folder() + "/files/" + digits);
+  EXPECT_THROW(read_archived(folder(), digits), Error);
+}
+
 TEST_F(ArchiveTest, FindsByNameAndSaysWhatIsWrong) {
   const std::string path = write_record(folder(), peer());
   std::ofstream(folder() + "/broken.json") << "{";
