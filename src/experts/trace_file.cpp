@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/json_nesting.h"
 #include "experts/stream_setup.h"
 #include "quant/half.h"
 
@@ -19,6 +20,8 @@ constexpr uint32_t kVersion = 2;  // 1 did not have the number of a prompt's use
 constexpr size_t kBlock = size_t{1} << 20;
 constexpr size_t kMostBlock = size_t{64} << 20;
 constexpr uint32_t kMostHeader = 1 << 24;
+constexpr size_t kDeepestHeader = 32;
+constexpr uint64_t kMostExperts = 1 << 20;  // of all layers: whoever replays keeps tables of them
 
 struct FilePrefix {
   char magic[8];
@@ -227,7 +230,9 @@ class Replay {
         for (uint16_t& e : ids_) {
           e = in.take<uint16_t>();
           if (e >= l.n_expert) in.bad("an expert that is not there");
+          if (++seen_[e] != 1) in.bad("an expert that a token selected twice");
         }
+        for (const uint16_t e : ids_) seen_[e] = 0;
         const auto logits = header_.logits ? halves(in, l.n_expert) : std::span<const float>();
         visitor_.decode(index, row, ids_, logits);
         return;
@@ -268,6 +273,7 @@ class Replay {
   const std::string& path_;
   TraceVisitor& visitor_;
   std::vector<uint16_t> ids_;
+  std::vector<uint8_t> seen_ = std::vector<uint8_t>(1 << 16);  // by expert, within a record
   std::vector<float> logits_;
   std::vector<uint32_t> uses_;
 };
@@ -293,9 +299,11 @@ TraceHeader parse_header(const File& file, uint64_t* behind) {
   std::string text(prefix.header_bytes, '\0');
   file.read_at(sizeof prefix, std::as_writable_bytes(std::span(text)));
   *behind = sizeof prefix + prefix.header_bytes;
+  if (json_nesting(text) > kDeepestHeader) no_trace(path, "its header is nested too deeply");
   TraceHeader header;
   try {
     const Json json = Json::parse(text);
+    uint64_t n_experts = 0;
     header.logits = json.at("logits").get<bool>();
     header.settings = json.at("settings").dump();
     for (const Json& layer : json.at("layers")) {
@@ -305,6 +313,8 @@ TraceHeader parse_header(const File& file, uint64_t* behind) {
       if (l.n_expert < 1 || l.n_expert >= 65536 || l.n_used < 1 || l.n_used > l.n_expert) {
         no_trace(path, "its header has a layer that cannot be");
       }
+      n_experts += static_cast<uint64_t>(l.n_expert);
+      if (n_experts > kMostExperts) no_trace(path, "its header has more experts than can be");
     }
   } catch (const Json::exception&) {
     no_trace(path, "its header is damaged");

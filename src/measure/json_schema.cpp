@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json_nesting.h"
 
 namespace penstock::measure {
 namespace {
@@ -141,13 +142,12 @@ std::vector<std::string> schema_problems(const Json& schema, const Json& value, 
 }
 
 Json parse_json(const std::string& text, const std::string& path) {
-  constexpr int kDeepest = 64;
-  const auto check = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kDeepest) fail(ErrorKind::Format, "{}: nested more than {} deep", path, kDeepest);
-    return true;
-  };
+  constexpr size_t kDeepest = 64;
+  if (json_nesting(text) > kDeepest) {
+    fail(ErrorKind::Format, "{}: nested more than {} deep", path, kDeepest);
+  }
   try {
-    return Json::parse(text, check);
+    return Json::parse(text);
   } catch (const Json::exception& error) {
     fail(ErrorKind::Format, "{} is no JSON: {}", path, error.what());
   }

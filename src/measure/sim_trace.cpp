@@ -15,6 +15,8 @@ using Json = nlohmann::json;
        what);
 }
 
+constexpr uint64_t kMostTransit = 1 << 16;  // the replay keeps a slot for each
+
 // The classes as the run had them: slots of one size each.
 void read_classes(const Json& settings, TraceModel* out) {
   const Json& classes = settings.at("classes");
@@ -25,6 +27,7 @@ void read_classes(const Json& settings, TraceModel* out) {
         {.slot_bytes = c.at("slot_bytes").get<uint64_t>(), .slots = c.at("slots").get<uint64_t>()});
   }
   out->shape.class_of = class_of.get<std::vector<uint32_t>>();
+  if (out->shape.transit > kMostTransit) bad_settings(out->path, "transit");
   if (out->shape.class_of.size() != out->geometry.layers.size()) {
     bad_settings(out->path, "class_of_layer has another number of layers");
   }

@@ -9,6 +9,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "measure/json_schema.h"
 #include "measure/peer_output.h"
 #include "measure/record.h"
 #include "measure/record_verify.h"
@@ -190,6 +191,18 @@ TEST_F(ArchiveTest, NothingOutsideTheFolderIsRead) {
   const std::string digits = hex(sha256("a folder"));
   fs::create_directory(folder() + "/files/" + digits);
   EXPECT_THROW(read_archived(folder(), digits), Error);
+}
+
+TEST(ParseJson, NestingIsCountedInTimeThatGrowsWithTheText) {
+  const auto nested = [](size_t n) { return std::string(n, '[') + std::string(n, ']'); };
+  EXPECT_NO_THROW(parse_json(nested(64), "text"));
+  EXPECT_THROW(parse_json(nested(65), "text"), Error);
+  EXPECT_THROW(parse_json(std::string(1'000'000, '['), "text"), Error);
+  EXPECT_NO_THROW(parse_json("[\"" + std::string(100, '[') + "\\\"{{\"]", "text"));
+  // A pass over the list for each of its objects would take hours.
+  std::string many = "[{}";
+  for (int i = 0; i < 1'000'000; ++i) many += ",{}";
+  EXPECT_EQ(parse_json(many + "]", "text").size(), 1'000'001u);
 }
 
 TEST_F(ArchiveTest, FindsByNameAndSaysWhatIsWrong) {

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "experts/opened_stream.h"
 #include "experts/trace_file.h"
 #include "measure/sim_clairvoyant.h"
@@ -466,10 +467,47 @@ TEST(SimTraces, SettingsThatContradictTheLayersAreErrors) {
   EXPECT_TRUE(refused({{"classes", classes}}));
   EXPECT_TRUE(
       refused({{"classes", {{{"slot_bytes", 1}, {"slots", 99}}}}, {"class_of_layer", {0, 0}}}));
+  EXPECT_TRUE(
+      refused({{"classes", classes}, {"class_of_layer", {0, 0}}, {"transit", uint64_t{1} << 40}}));
   EXPECT_TRUE(refused({{"read_bytes", {1.0}}}));
   EXPECT_TRUE(refused({{"read_bytes", {1.0, -1.0}}}));
   EXPECT_TRUE(refused({{"depth", 0}}));
   EXPECT_TRUE(refused({{"depth", "deep"}}));
+}
+
+// What no run writes, found by tests/fuzz/fuzz_trace.cpp: whoever goes through it would run out of
+// stack or memory, or meet a broken invariant of the residency.
+TEST(SimTraces, WhatNoRunWritesIsRefused) {
+  const Directory directory;
+  const auto reason = [&](const std::string& header, const std::string& records) -> std::string {
+    const std::string path = directory.file("x.xrt");
+    const auto number = [](auto value) {
+      return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+    };
+    std::ofstream(path, std::ios::binary)
+        << "XPRTTRCE" << number(uint32_t{2}) << number(static_cast<uint32_t>(header.size()))
+        << header << number(static_cast<uint32_t>(records.size())) << number(uint32_t{0})
+        << number(xxh64(std::as_bytes(std::span(records)))) << records << number(uint64_t{0})
+        << number(uint64_t{1});
+    try {
+      simulate(read_trace_model(path), {.settings = {{.slots = 8}}, .shares = {}, .cost = {}});
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::Format ? error.what() : "another kind";
+    }
+    return {};
+  };
+  const auto header = [](const std::string& layers, const std::string& settings) {
+    return R"({"logits":false,"layers":[)" + layers + R"(],"settings":)" + settings + "}";
+  };
+  const std::string layer = R"({"layer":0,"n_expert":8,"n_used":2})";
+  const std::string once("\1\0\0\0\0\1\0\2\0", 9), twice("\1\0\0\0\0\2\0\2\0", 9);
+  EXPECT_EQ(reason(header(layer, "{}"), once), "");
+  EXPECT_NE(reason(header(layer, "{}"), twice).find("selected twice"), std::string::npos);
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  EXPECT_NE(reason(header(layer, deep), once).find("too deeply"), std::string::npos);
+  std::string many = R"({"layer":0,"n_expert":65535,"n_used":1})";
+  for (int i = 0; i < 5; ++i) many += "," + many;
+  EXPECT_NE(reason(header(many, "{}"), once).find("more experts"), std::string::npos);
 }
 
 TEST(SimReports, PlotAndTableSayWhatWasFound) {
