@@ -282,6 +282,14 @@ class Replay {
   fail(ErrorKind::Format, "{} is no routing trace: {}", path, why);
 }
 
+int layer_number(const Json& layer, const char* name, const std::string& path) {
+  const Json& value = layer.at(name);
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > 65535) {
+    no_trace(path, "its header has a layer that cannot be");
+  }
+  return value.get<int>();
+}
+
 TraceHeader parse_header(const File& file, uint64_t* behind) {
   const std::string& path = file.path();
   FilePrefix prefix{};
@@ -307,8 +315,9 @@ TraceHeader parse_header(const File& file, uint64_t* behind) {
     header.logits = json.at("logits").get<bool>();
     header.settings = json.at("settings").dump();
     for (const Json& layer : json.at("layers")) {
-      header.layers.push_back({layer.at("layer").get<int>(), layer.at("n_expert").get<int>(),
-                               layer.at("n_used").get<int>()});
+      header.layers.push_back({layer_number(layer, "layer", path),
+                               layer_number(layer, "n_expert", path),
+                               layer_number(layer, "n_used", path)});
       const TraceLayer& l = header.layers.back();
       if (l.n_expert < 1 || l.n_expert >= 65536 || l.n_used < 1 || l.n_used > l.n_expert) {
         no_trace(path, "its header has a layer that cannot be");

@@ -77,10 +77,11 @@ void check_tokens(const Json& record, Problems& problems) {
     for (size_t i = 0; i + 1 < columns.size(); ++i) {
       if (columns[i] != "compute_ns") sums[columns[i]] += token[i].get<uint64_t>();
     }
-    const auto wall = token[column("wall_ns")].get<int64_t>();
-    const auto stall = token[column("stall_ns")].get<int64_t>();
-    problems.expect(token[column("compute_ns")].get<int64_t>() == wall - stall,
-                    "token {}: compute is not wall less stall", row);
+    // Unsigned, so that no record makes the difference overflow.
+    const auto wall = token[column("wall_ns")].get<uint64_t>();
+    const auto stall = token[column("stall_ns")].get<uint64_t>();
+    const auto compute = static_cast<uint64_t>(token[column("compute_ns")].get<int64_t>());
+    problems.expect(compute == wall - stall, "token {}: compute is not wall less stall", row);
     const uint64_t ns = token[column("at_ns")].get<uint64_t>();
     problems.expect(ns >= last_ns, "token {}: time runs backwards", row);
     problems.expect(token[column("turn")].get<uint64_t>() < record.at("turns").size(),

@@ -17,16 +17,24 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kMostTransit = 1 << 16;  // the replay keeps a slot for each
 
+uint64_t count_of(const Json& value, const TraceModel& model) {
+  if (!value.is_number_unsigned()) bad_settings(model.path, "a count that is none");
+  return value.get<uint64_t>();
+}
+
 // The classes as the run had them: slots of one size each.
 void read_classes(const Json& settings, TraceModel* out) {
   const Json& classes = settings.at("classes");
   const Json& class_of = settings.at("class_of_layer");
-  out->shape.transit = settings.value("transit", uint64_t{0});
+  if (settings.contains("transit")) out->shape.transit = count_of(settings.at("transit"), *out);
   for (const Json& c : classes) {
     out->shape.classes.push_back(
-        {.slot_bytes = c.at("slot_bytes").get<uint64_t>(), .slots = c.at("slots").get<uint64_t>()});
+        {.slot_bytes = count_of(c.at("slot_bytes"), *out), .slots = count_of(c.at("slots"), *out)});
   }
-  out->shape.class_of = class_of.get<std::vector<uint32_t>>();
+  for (const Json& c : class_of) {
+    out->shape.class_of.push_back(
+        static_cast<uint32_t>(std::min<uint64_t>(count_of(c, *out), UINT32_MAX)));
+  }
   if (out->shape.transit > kMostTransit) bad_settings(out->path, "transit");
   if (out->shape.class_of.size() != out->geometry.layers.size()) {
     bad_settings(out->path, "class_of_layer has another number of layers");
@@ -34,8 +42,11 @@ void read_classes(const Json& settings, TraceModel* out) {
 }
 
 void read_settings(const Json& settings, TraceModel* out) {
-  out->depth = settings.value("depth", out->depth);
-  if (out->depth < 1 || out->depth > 4096) bad_settings(out->path, "depth");
+  if (settings.contains("depth")) {
+    const uint64_t depth = count_of(settings.at("depth"), *out);
+    if (depth < 1 || depth > 4096) bad_settings(out->path, "depth");
+    out->depth = static_cast<int>(depth);
+  }
   if (settings.contains("classes")) read_classes(settings, out);
   if (settings.contains("read_bytes")) {
     out->read_bytes = settings.at("read_bytes").get<std::vector<double>>();

@@ -473,6 +473,8 @@ TEST(SimTraces, SettingsThatContradictTheLayersAreErrors) {
   EXPECT_TRUE(refused({{"read_bytes", {1.0, -1.0}}}));
   EXPECT_TRUE(refused({{"depth", 0}}));
   EXPECT_TRUE(refused({{"depth", "deep"}}));
+  EXPECT_TRUE(refused({{"depth", 1e30}}));
+  EXPECT_TRUE(refused({{"classes", classes}, {"class_of_layer", {0, -1}}}));
 }
 
 // What no run writes, found by tests/fuzz/fuzz_trace.cpp: whoever goes through it would run out of
@@ -505,6 +507,8 @@ TEST(SimTraces, WhatNoRunWritesIsRefused) {
   EXPECT_NE(reason(header(layer, "{}"), twice).find("selected twice"), std::string::npos);
   const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
   EXPECT_NE(reason(header(layer, deep), once).find("too deeply"), std::string::npos);
+  const std::string huge = R"({"layer":0,"n_expert":1e30,"n_used":2})";
+  EXPECT_NE(reason(header(huge, "{}"), once).find("cannot be"), std::string::npos);
   std::string many = R"({"layer":0,"n_expert":65535,"n_used":1})";
   for (int i = 0; i < 5; ++i) many += "," + many;
   EXPECT_NE(reason(header(many, "{}"), once).find("more experts"), std::string::npos);
