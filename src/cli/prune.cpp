@@ -146,23 +146,23 @@ Chosen choose(const Flags& flags, const gguf::Model& model, const Sha256& id,
   return chosen;
 }
 
-void print_row(const std::string& what, double kept, double of, const LayerChoice& c, double never,
-               bool measured) {
-  fmt::print("{:<10} {:>7.5g} {:>7.5g}", what, kept, of);
+void print_row(std::FILE* to, const std::string& what, double kept, double of, const LayerChoice& c,
+               double never, bool measured) {
+  fmt::print(to, "{:<10} {:>7.5g} {:>7.5g}", what, kept, of);
   if (measured) {
-    fmt::print(" {:>11.2f} % {:>14.2f} % {:>10.4g}", 100 * c.retained_mass, 100 * c.retained_reap,
-               never);
+    fmt::print(to, " {:>11.2f} % {:>14.2f} % {:>10.4g}", 100 * c.retained_mass,
+               100 * c.retained_reap, never);
   }
-  fmt::print("\n");
+  fmt::print(to, "\n");
 }
 
-void print_layer(const std::string& what, const LayerChoice& c, bool measured) {
-  print_row(what, static_cast<double>(c.kept.kept.size()), static_cast<double>(c.kept.n_expert), c,
-            static_cast<double>(c.n_never), measured);
+void print_layer(std::FILE* to, const std::string& what, const LayerChoice& c, bool measured) {
+  print_row(to, what, static_cast<double>(c.kept.kept.size()), static_cast<double>(c.kept.n_expert),
+            c, static_cast<double>(c.n_never), measured);
 }
 
 // "3.17, 3.200, 9.0": layer.expert
-void print_never_used(const ExpertStats& stats) {
+void print_never_used(std::FILE* to, const ExpertStats& stats) {
   constexpr size_t kShown = 12;
   const size_t most = log::level() >= log::Level::Debug ? SIZE_MAX : kShown;
   std::string list;
@@ -175,28 +175,28 @@ void print_never_used(const ExpertStats& stats) {
     }
   }
   if (n > 0) {
-    fmt::print("never selected by the calibration text: {} experts (layer.expert: {}{})\n", n, list,
-               n > most ? ", ...; all with -v" : "");
+    fmt::print(to, "never selected by the calibration text: {} experts (layer.expert: {}{})\n", n,
+               list, n > most ? ", ...; all with -v" : "");
   }
 }
 
-void print_choice(const Chosen& chosen) {
+void print_choice(std::FILE* to, const Chosen& chosen) {
   const std::vector<LayerChoice>& layers = chosen.layers;
   const bool measured = chosen.stats.has_value();
-  fmt::print("method {}, {}; keep-map {}\n", chosen.map.method, chosen.map.rule,
+  fmt::print(to, "method {}, {}; keep-map {}\n", chosen.map.method, chosen.map.rule,
              hex(surgery::keep_map_id(chosen.map)));
-  fmt::print("{:<10} {:>7} {:>7}", "layer", "kept", "of");
+  fmt::print(to, "{:<10} {:>7} {:>7}", "layer", "kept", "of");
   if (measured) {
-    fmt::print(" {:>13} {:>16} {:>10}", "router mass", "weight x norm", "never used");
+    fmt::print(to, " {:>13} {:>16} {:>10}", "router mass", "weight x norm", "never used");
   }
-  fmt::print("\n");
+  fmt::print(to, "\n");
   const bool all = log::level() >= log::Level::Debug;
   LayerChoice mean;
   double kept = 0, of = 0, never = 0;
   uint64_t n_protected = 0;
   const LayerChoice* least = &layers.front();
   for (const LayerChoice& c : layers) {
-    if (all) print_layer(std::to_string(c.kept.layer), c, measured);
+    if (all) print_layer(to, std::to_string(c.kept.layer), c, measured);
     const auto n = static_cast<double>(layers.size());
     mean.retained_mass += c.retained_mass / n;
     mean.retained_reap += c.retained_reap / n;
@@ -209,20 +209,21 @@ void print_choice(const Chosen& chosen) {
       least = &c;
     }
   }
-  if (!all) print_layer(fmt::format("{}", layers.front().kept.layer), layers.front(), measured);
+  if (!all) print_layer(to, fmt::format("{}", layers.front().kept.layer), layers.front(), measured);
   if (!all && layers.size() > 1) {
-    print_layer(fmt::format("{}", layers.back().kept.layer), layers.back(), measured);
+    print_layer(to, fmt::format("{}", layers.back().kept.layer), layers.back(), measured);
   }
-  print_layer(fmt::format("{} (least)", least->kept.layer), *least, measured);
-  print_row("mean", kept, of, mean, never, measured);
-  if (n_protected > 0) fmt::print("{} experts are kept for their outliers\n", n_protected);
-  if (measured) print_never_used(*chosen.stats);
+  print_layer(to, fmt::format("{} (least)", least->kept.layer), *least, measured);
+  print_row(to, "mean", kept, of, mean, never, measured);
+  if (n_protected > 0) fmt::print(to, "{} experts are kept for their outliers\n", n_protected);
+  if (measured) print_never_used(to, *chosen.stats);
 }
 
 // The draft block keeps its width, and with --per-layer so may any layer.
-void print_counts(const surgery::RewritePlan& plan) {
+void print_counts(std::FILE* to, const surgery::RewritePlan& plan) {
   if (!plan.set.contains("penstock.expert_counts")) return;
   fmt::print(
+      to,
       "the blocks differ in their numbers of experts: penstock runs such a file, programs that "
       "read "
       "one {} do not\n",
@@ -233,14 +234,14 @@ void write_companions(const Flags& flags, const KeepMap& map,
                       const std::optional<GivenImatrix>& imatrix, const std::string& written) {
   if (!flags.imatrix_out.empty()) {
     surgery::write_imatrix(flags.imatrix_out, surgery::slice_imatrix(imatrix->imatrix, map));
-    fmt::print("{}\n", flags.imatrix_out);
+    fmt::print(flags.rewrite.text(), "{}\n", flags.imatrix_out);
   }
   if (!flags.profile_out.empty()) {
     const gguf::Model pruned = gguf::Model::open(written);
     experts::write_profile(flags.profile_out,
                            surgery::slice_profile(experts::read_profile(flags.profile),
                                                   flags.profile, map, pruned.model_id()));
-    fmt::print("{}\n", flags.profile_out);
+    fmt::print(flags.rewrite.text(), "{}\n", flags.profile_out);
   }
 }
 
@@ -268,15 +269,16 @@ int run_prune(const Flags& flags) {
   const Sha256 id = model.model_id();
   const std::optional<GivenImatrix> imatrix = read_importance(flags.rewrite);
   const Chosen chosen = choose(flags, model, id, layers);
-  print_choice(chosen);
+  std::FILE* const to = flags.rewrite.text();
+  print_choice(to, chosen);
   if (!flags.write_keep_map.empty()) {
     surgery::write_keep_map(flags.write_keep_map, chosen.map);
-    fmt::print("{}\n", flags.write_keep_map);
+    fmt::print(to, "{}\n", flags.write_keep_map);
   }
   surgery::RewritePlan plan = surgery::copy_plan(model);
   surgery::apply_keep_map(chosen.map, layers, tool_name(), &plan);
   plan_types(flags.rewrite, id, imatrix, &plan);
-  print_counts(plan);
+  print_counts(to, plan);
   std::string written;
   if (!flags.rewrite.out.empty()) {
     written = carry_out(flags.rewrite, imatrix, plan).files.front();

@@ -75,36 +75,38 @@ std::vector<ClassErrors> by_class(const RewriteResult& result) {
 
 constexpr const char* kErrorHead = "{:<26} {:<8} {:<6} {:>6} {:>9} {:>9} {:>9} {:>9}  {}\n";
 
-void print_errors(const RewriteResult& result) {
+void print_errors(std::FILE* to, const RewriteResult& result) {
   if (result.encoded.empty()) return;
-  fmt::print("\n{}", fmt::format(kErrorHead, "errors, relative RMSE", "from", "to", "bpw", "plain",
-                                 "weighted", "cosine", "worst", "largest"));
+  fmt::print(to, "\n{}",
+             fmt::format(kErrorHead, "errors, relative RMSE", "from", "to", "bpw", "plain",
+                         "weighted", "cosine", "worst", "largest"));
   for (const ClassErrors& line : by_class(result)) {
-    fmt::print("{}", fmt::format(
-                         kErrorHead,
-                         fmt::format("{} ({})", surgery::class_name(line.change.kind),
-                                     line.change.n_tensors),
-                         gguf::type_name(line.change.from), gguf::type_name(line.change.to),
-                         fmt::format("{:.3g}", surgery::bits_per_weight(line.change.to)),
-                         percent(line.errors.relative_rmse()),
-                         line.n_weighted == 0 ? "-" : percent(line.errors.weighted_relative_rmse()),
-                         fmt::format("{:.5f}", line.errors.cosine()), percent(line.errors.worst),
-                         fmt::format("{} {}", percent(line.worst->errors.relative_rmse()),
-                                     line.worst->tensor->source->name)));
+    fmt::print(
+        to, "{}",
+        fmt::format(
+            kErrorHead,
+            fmt::format("{} ({})", surgery::class_name(line.change.kind), line.change.n_tensors),
+            gguf::type_name(line.change.from), gguf::type_name(line.change.to),
+            fmt::format("{:.3g}", surgery::bits_per_weight(line.change.to)),
+            percent(line.errors.relative_rmse()),
+            line.n_weighted == 0 ? "-" : percent(line.errors.weighted_relative_rmse()),
+            fmt::format("{:.5f}", line.errors.cosine()), percent(line.errors.worst),
+            fmt::format("{} {}", percent(line.worst->errors.relative_rmse()),
+                        line.worst->tensor->source->name)));
   }
-  fmt::print("worst: of one block. largest: of one tensor.\n");
+  fmt::print(to, "worst: of one block. largest: of one tensor.\n");
   if (log::level() < log::Level::Debug) return;
-  fmt::print("\n");
+  fmt::print(to, "\n");
   for (const EncodedTensor& encoded : result.encoded) {
     fmt::print(
-        "{}", fmt::format(kErrorHead, encoded.tensor->source->name,
-                          gguf::type_name(encoded.tensor->source->type),
-                          gguf::type_name(encoded.tensor->type),
-                          fmt::format("{:.3g}", surgery::bits_per_weight(encoded.tensor->type)),
-                          percent(encoded.errors.relative_rmse()),
-                          encoded.weighted ? percent(encoded.errors.weighted_relative_rmse()) : "-",
-                          fmt::format("{:.5f}", encoded.errors.cosine()),
-                          percent(encoded.errors.worst), ""));
+        to, "{}",
+        fmt::format(
+            kErrorHead, encoded.tensor->source->name, gguf::type_name(encoded.tensor->source->type),
+            gguf::type_name(encoded.tensor->type),
+            fmt::format("{:.3g}", surgery::bits_per_weight(encoded.tensor->type)),
+            percent(encoded.errors.relative_rmse()),
+            encoded.weighted ? percent(encoded.errors.weighted_relative_rmse()) : "-",
+            fmt::format("{:.5f}", encoded.errors.cosine()), percent(encoded.errors.worst), ""));
   }
 }
 
@@ -120,6 +122,7 @@ Json report_json(const RewriteResult& result, const RewritePlan& plan, uint64_t 
               {"files", result.files},
               {"bytes", result.bytes},
               {"read_bytes", result.read_bytes},
+              {"resumed_bytes", result.resumed_bytes},
               {"weights", plan.n_elements()},
               {"bits_per_weight", bits(plan.data_bytes(), plan.n_elements())},
               {"weights_encoded", result.n_encoded},
@@ -205,7 +208,10 @@ void RewriteFlags::add_output(CLI::App& app) {
   app.add_option("-o,--out", out, "the GGUF file to write; without it nothing is written");
   app.add_option("--max-shard-size", max_shard, "split into files of at most this size, as 40G")
       ->default_str("one file");
-  app.add_option("--json", json, "also write the report as JSON to this file (-: standard output)");
+  app.add_option(
+      "--json", json,
+      "also write the report as JSON to this file (-: to standard output, and the text to "
+      "standard error)");
   app.add_flag("--force", force, "replace files of that name");
   app.add_option("-t,--threads", threads, "threads")
       ->check(CLI::Range(1, 1024))
@@ -220,7 +226,8 @@ void RewriteFlags::add_types(CLI::App& app) {
   app.add_option("--table", table, "type of the n-gram table");
   app.add_option(
       "--keep-type", keep_types,
-      "PATTERN=TYPE: tensors of these names (* stands for any characters) get this type; "
+      "PATTERN=TYPE: tensors of these names (* stands for any characters, ? for one) get this "
+      "type; "
       "the last that fits decides. May be repeated");
   app.add_option("--imatrix", imatrix,
                  "importance of the weights' columns (GGUF, as `calibrate --imatrix-out` and "
@@ -229,6 +236,10 @@ void RewriteFlags::add_types(CLI::App& app) {
                "fail when it says nothing of a tensor to be encoded");
   app.add_flag("--positive-d", positive_scales,
                "no negative scales in Q2_0, for readers that cannot take them; costs accuracy");
+}
+
+std::FILE* RewriteFlags::text() const noexcept {
+  return json == "-" ? stderr : stdout;
 }
 
 surgery::TypeRules RewriteFlags::rules() const {
@@ -258,27 +269,28 @@ std::optional<GivenImatrix> read_importance(const RewriteFlags& flags) {
                       sha256_file(flags.imatrix)};
 }
 
-void print_changes(const RewritePlan& plan, const std::vector<surgery::Fallback>& fallbacks) {
+void print_changes(std::FILE* to, const RewritePlan& plan,
+                   const std::vector<surgery::Fallback>& fallbacks) {
   uint64_t copied = 0, encoded = 0;
   for (const surgery::OutputTensor& tensor : plan.tensors) {
     (tensor.encoded() ? encoded : copied) += 1;
   }
   for (const TypeChange& change : surgery::type_changes(plan)) {
-    fmt::print("{:<16} {:>5} tensors {:>9.3f} B weights   {} ({:.4g} bpw) to {} ({:.4g} bpw)\n",
+    fmt::print(to, "{:<16} {:>5} tensors {:>9.3f} B weights   {} ({:.4g} bpw) to {} ({:.4g} bpw)\n",
                surgery::class_name(change.kind), change.n_tensors, giga(change.n_elements),
                gguf::type_name(change.from), surgery::bits_per_weight(change.from),
                gguf::type_name(change.to), surgery::bits_per_weight(change.to));
   }
-  fmt::print("{:<16} {:>5} tensors keep their type\n", "copied", copied);
-  if (encoded > 0) fmt::print("rule: {}\n", surgery::kept_rule());
+  fmt::print(to, "{:<16} {:>5} tensors keep their type\n", "copied", copied);
+  if (encoded > 0) fmt::print(to, "rule: {}\n", surgery::kept_rule());
   for (const surgery::Fallback& f : fallbacks) {
-    fmt::print("rows of {} hold no whole blocks of {}: {} tensors get {}\n", f.row,
+    fmt::print(to, "rows of {} hold no whole blocks of {}: {} tensors get {}\n", f.row,
                gguf::type_name(f.wanted), f.n_tensors, gguf::type_name(f.got));
   }
   uint64_t before = 0;
   for (const gguf::Tensor& tensor : plan.source->tensors()) before += tensor.bytes;
-  fmt::print("tensors: {} of {}, {:.3f} B weights, {:.3f} bpw\n", format_bytes(plan.data_bytes()),
-             format_bytes(before), giga(plan.n_elements()),
+  fmt::print(to, "tensors: {} of {}, {:.3f} B weights, {:.3f} bpw\n",
+             format_bytes(plan.data_bytes()), format_bytes(before), giga(plan.n_elements()),
              bits(plan.data_bytes(), plan.n_elements()));
 }
 
@@ -288,7 +300,7 @@ void plan_types(const RewriteFlags& flags, const Sha256& source_id,
   std::vector<surgery::Fallback> fallbacks;
   if (!rules.empty()) fallbacks = surgery::apply_types(rules, plan);
   const std::vector<TypeChange> changes = surgery::type_changes(*plan);
-  print_changes(*plan, fallbacks);
+  print_changes(flags.text(), *plan, fallbacks);
   if (changes.empty()) return;
   warn_of_quantised(changes);
   surgery::RequantiseNote note;
@@ -322,22 +334,32 @@ RewriteResult carry_out(const RewriteFlags& flags, const std::optional<GivenImat
   request.positive_scales = flags.positive_scales;
   request.pool = &pool;
   request.cancel = &interrupt_flag();
-  request.progress = [&](uint64_t done, uint64_t total) {
-    if (!bar) bar = std::make_unique<Progress>("reading", total);
+  std::string_view stage;
+  request.progress = [&](std::string_view what, uint64_t done, uint64_t total) {
+    if (!bar || what != stage) {
+      bar.reset();
+      bar = std::make_unique<Progress>(std::string(what), total);
+      stage = what;
+    }
     bar->set(done);
   };
   RewriteResult result = surgery::rewrite(request);
   if (bar) bar->finish();
   const uint64_t peak = footprint().peak_rss;
-  for (const std::string& file : result.files) fmt::print("{}\n", file);
-  fmt::print("{} read, {} written in {:.1f} s", format_bytes(result.read_bytes),
+  std::FILE* const to = flags.text();
+  for (const std::string& file : result.files) fmt::print(to, "{}\n", file);
+  fmt::print(to, "{} read, {} written in {:.1f} s", format_bytes(result.read_bytes),
              format_bytes(result.bytes), result.seconds);
-  if (result.n_encoded > 0) {
-    fmt::print(", {:.3f} B weights encoded ({:.0f} M/s on {} threads)", giga(result.n_encoded),
-               static_cast<double>(result.n_encoded) * 1e-6 / result.seconds, pool.size());
+  if (result.resumed_bytes > 0) {
+    fmt::print(to, " ({} of it by an earlier run)", format_bytes(result.resumed_bytes));
   }
-  fmt::print(", peak memory {}\n", format_bytes(peak));
-  print_errors(result);
+  const uint64_t encoded = result.n_encoded - result.resumed_encoded;
+  if (encoded > 0) {
+    fmt::print(to, ", {:.3f} B weights encoded ({:.0f} M/s on {} threads)", giga(encoded),
+               static_cast<double>(encoded) * 1e-6 / result.seconds, pool.size());
+  }
+  fmt::print(to, ", peak memory {}\n", format_bytes(peak));
+  print_errors(to, result);
   if (!flags.json.empty()) {
     write_text(
         flags.json,

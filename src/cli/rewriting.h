@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct RewriteFlags {
   void add_output(CLI::App& app);
   void add_types(CLI::App& app);
   surgery::TypeRules rules() const;  // throws Error(Usage)
+  // Where text goes: standard output, unless that is the JSON's.
+  std::FILE* text() const noexcept;
 };
 
 // The importance matrix as given, with the file's hash; nullopt: none.
@@ -35,8 +38,8 @@ struct GivenImatrix {
 };
 std::optional<GivenImatrix> read_importance(const RewriteFlags& flags);
 
-// What becomes of which tensors, and what that takes; to standard output.
-void print_changes(const surgery::RewritePlan& plan,
+// What becomes of which tensors, and what that takes.
+void print_changes(std::FILE* to, const surgery::RewritePlan& plan,
                    const std::vector<surgery::Fallback>& fallbacks);
 
 // Applies the flags' types to the plan and records them in its metadata; warns of a source that is

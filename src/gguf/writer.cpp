@@ -11,6 +11,7 @@
 #include "base/abandoned.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "gguf/output_file.h"
 #include "gguf/parser.h"
 
 namespace penstock::gguf {
@@ -40,18 +41,6 @@ std::span<const std::byte> raw(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-// Takes the whole room at once: a full disk is an error now and not after an hour, and padding is
-// zero without being written. File systems without fallocate get a sparse file.
-void reserve(int fd, const std::string& path, uint64_t bytes) {
-  const auto size = static_cast<off_t>(bytes);
-  int error = 0;
-  if (::ftruncate(fd, size) != 0 || (bytes > 0 && ::fallocate(fd, 0, 0, size) != 0)) error = errno;
-  if (error != 0 && error != EOPNOTSUPP && error != ENOSYS) {
-    fail(ErrorKind::Io, "cannot reserve {} bytes for {}: {}; make room or choose another folder",
-         bytes, path, errno_text(error));
-  }
-}
-
 }  // namespace
 
 struct Writer::Declared {
@@ -68,7 +57,7 @@ struct Writer::Declared {
 
 struct Writer::Output {
   std::string path;
-  std::unique_ptr<AtomicFile> file;
+  std::unique_ptr<OutputFile> file;
   std::vector<Declared*> tensors;
   std::string header;  // written last, so that an unfinished file is no GGUF
   uint64_t header_bytes = 0;
@@ -91,7 +80,7 @@ Writer::Writer(std::string path, WriterOptions options)
 Writer::~Writer() = default;
 
 void Writer::pair(std::string_view key, ValueType type, std::span<const std::byte> payload) {
-  if (begun_) fail(ErrorKind::Internal, "{}: key {} set after begin()", path_, key);
+  if (laid_out_) fail(ErrorKind::Internal, "{}: key {} set after begin()", path_, key);
   if (key.empty() || !keys_.insert(std::string(key)).second) {
     fail(ErrorKind::Internal, "{}: key \"{}\" is empty or set twice", path_, key);
   }
@@ -164,7 +153,7 @@ bool Writer::has(std::string_view key) const noexcept {
 }
 
 size_t Writer::add_tensor(std::string_view name, TypeId type, std::span<const uint64_t> dims) {
-  if (begun_) fail(ErrorKind::Internal, "{}: tensor {} added after begin()", path_, name);
+  if (laid_out_) fail(ErrorKind::Internal, "{}: tensor {} added after begin()", path_, name);
   if (name.empty() || name.size() > 63 || !names_.insert(std::string(name)).second) {
     fail(ErrorKind::Internal, "{}: tensor name \"{}\" is empty, longer than 63 bytes or used twice",
          path_, name);
@@ -199,21 +188,13 @@ void Writer::add_absent_tensor(std::string_view name, TypeId type, std::span<con
   tensors_[add_tensor(name, type, dims)]->absent = true;
 }
 
-// Shares the tensors out to files and gives each its place, then writes headers.
-void Writer::begin() {
-  if (begun_) fail(ErrorKind::Internal, "{}: begin() called twice", path_);
-  begun_ = true;
+// Shares the tensors out to files and gives each its place.
+void Writer::place_tensors(uint64_t own_bytes) {
   const uint64_t a = options_.alignment;
-  std::string own;  // pairs that every file carries
-  uint64_t n_own = 0;
-  if (a != 32) {
-    put_pair(&own, "general.alignment", ValueType::U32, raw(static_cast<uint32_t>(a)));
-    ++n_own;
-  }
   constexpr uint64_t kSplitPairBytes = 22 + 25 + 35;
   const auto start_output = [&] {
     outputs_.push_back(std::make_unique<Output>());
-    outputs_.back()->header_bytes = 24 + own.size() + (outputs_.size() == 1 ? pairs_.size() : 0) +
+    outputs_.back()->header_bytes = 24 + own_bytes + (outputs_.size() == 1 ? pairs_.size() : 0) +
                                     (options_.max_shard_bytes > 0 ? kSplitPairBytes : 0);
   };
   start_output();
@@ -235,7 +216,19 @@ void Writer::begin() {
     output.header_bytes += tensor->descriptor_bytes();
     (tensor->absent ? output.absent_bytes : output.data_bytes) += room;
   }
+}
 
+void Writer::layout() {
+  if (laid_out_) fail(ErrorKind::Internal, "{}: laid out twice", path_);
+  laid_out_ = true;
+  const uint64_t a = options_.alignment;
+  std::string own;  // pairs that every file carries
+  uint64_t n_own = 0;
+  if (a != 32) {
+    put_pair(&own, "general.alignment", ValueType::U32, raw(static_cast<uint32_t>(a)));
+    ++n_own;
+  }
+  place_tensors(own.size());
   const size_t count = outputs_.size();
   if (count > std::numeric_limits<uint16_t>::max()) {
     fail(ErrorKind::Usage, "{}: {} shards are too many; choose larger ones", path_, count);
@@ -266,10 +259,55 @@ void Writer::begin() {
     }
     output.header_bytes = header.size();
     output.data_start = round_up(header.size(), a);
-    remove_abandoned(output.path);
-    output.file = std::make_unique<AtomicFile>(output.path);
-    reserve(output.file->fd(), output.path, output.file_bytes());
     output.header = std::move(header);
+  }
+}
+
+void Writer::begin() {
+  if (begun_) fail(ErrorKind::Internal, "{}: begin() called twice", path_);
+  if (!laid_out_) layout();
+  begun_ = true;
+  for (const auto& output : outputs_) {
+    remove_abandoned(output->path);
+    output->file = std::make_unique<OutputFile>(output->path, options_.resumable);
+    output->file->reserve(output->file_bytes());
+    if (options_.resumable) output->file->zero(0, output->data_start);  // an old header, for one
+  }
+}
+
+void Writer::hash_headers(Sha256Stream* hash) const {
+  for (const auto& output : outputs_) hash->update(output->header.data(), output->header.size());
+}
+
+void Writer::take_back() {
+  for (const auto& output : outputs_) {
+    const std::string partial = OutputFile::kept_name(output->path);
+    int error = 0;
+    const File file = File::try_open(output->path, O_RDONLY, &error);
+    if (!file || ::access(partial.c_str(), F_OK) == 0 || file.size() != output->file_bytes()) {
+      continue;
+    }
+    std::string header(output->header.size(), '\0');
+    file.read_at(0, std::as_writable_bytes(std::span(header)));
+    if (header == output->header && ::rename(output->path.c_str(), partial.c_str()) != 0) {
+      fail(ErrorKind::Io, "cannot rename {} to {}: {}", output->path, partial, errno_text(errno));
+    }
+  }
+}
+
+bool Writer::read_at(size_t tensor, uint64_t offset, std::span<std::byte> out) const {
+  const Declared& from = *tensors_[tensor];
+  const Output& output = *outputs_[from.output];
+  return output.file->read_at(output.data_start + from.offset + offset, out);
+}
+
+void Writer::is_there(size_t tensor, uint64_t bytes) {
+  tensors_[tensor]->written.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void Writer::discard() {
+  for (const auto& output : outputs_) {
+    if (output->file) output->file->discard();
   }
 }
 
@@ -328,6 +366,14 @@ void Writer::finish() {
     }
   }
   finished_ = true;
+  if (options_.resumable) {  // padding, where an earlier file may have had something else
+    for (const auto& tensor : tensors_) {
+      if (tensor->absent) continue;
+      const Output& output = *outputs_[tensor->output];
+      const uint64_t end = output.data_start + tensor->offset + tensor->bytes;
+      output.file->zero(end, round_up(end, options_.alignment));
+    }
+  }
   for (const auto& output : outputs_) {
     output->file->write_at(0, std::as_bytes(std::span(output->header)));
   }

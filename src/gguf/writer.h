@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "gguf/metadata.h"
 #include "gguf/types.h"
 
@@ -22,6 +23,10 @@ namespace penstock::gguf {
 struct WriterOptions {
   uint64_t alignment = 32;       // a power of two; written as general.alignment unless 32
   uint64_t max_shard_bytes = 0;  // 0: one file; else tensors go to a new shard before it is passed
+  // Unfinished files are called NAME.partial, keep what an earlier process has written there, and
+  // stay when the writer is destroyed before finish(). One process at a time: the caller sees to
+  // it.
+  bool resumable = false;
 };
 
 class Writer {
@@ -55,7 +60,10 @@ class Writer {
   // shards.
   void add_absent_tensor(std::string_view name, TypeId type, std::span<const uint64_t> dims);
 
-  // Fixes the layout, creates the files and reserves their space. Headers are written by finish().
+  // Fixes the layout: what the files will be called and hold, but for the tensors' data. begin()
+  // does it unless it has been done.
+  void layout();
+  // Creates the files and reserves their space. Headers are written by finish().
   void begin();
 
   // Appends to the tensors in order of declaration; a piece may not cross from one tensor into the
@@ -70,8 +78,19 @@ class Writer {
 
   void finish();
 
-  uint64_t total_bytes() const noexcept;        // of all files, known after begin()
-  std::vector<std::string> file_names() const;  // known after begin()
+  // Of resumable writers. After layout(): the headers of all files, for the identity of the work.
+  void hash_headers(Sha256Stream* hash) const;
+  // Before begin(): files that a process had given their names before it was killed among them get
+  // their temporary ones again, if they have the very length and header that this writer would give
+  // them.
+  void take_back();
+  // What an earlier process has written; false when the file ends before.
+  bool read_at(size_t tensor, uint64_t offset, std::span<std::byte> out) const;
+  void is_there(size_t tensor, uint64_t bytes);  // so many of its bytes need not be written again
+  void discard();                                // removes the unfinished files
+
+  uint64_t total_bytes() const noexcept;        // of all files, known after layout()
+  std::vector<std::string> file_names() const;  // known after layout()
 
  private:
   struct Declared;
@@ -79,6 +98,7 @@ class Writer {
   void pair(std::string_view key, ValueType type, std::span<const std::byte> payload);
   void array(std::string_view key, ValueType element, uint64_t count,
              std::span<const std::byte> payload);
+  void place_tensors(uint64_t own_bytes);
 
   std::string path_;
   WriterOptions options_;
@@ -88,6 +108,7 @@ class Writer {
   std::unordered_set<std::string> names_;
   std::vector<std::unique_ptr<Declared>> tensors_;
   std::vector<std::unique_ptr<Output>> outputs_;
+  bool laid_out_ = false;
   bool begun_ = false;
   bool finished_ = false;
   size_t current_ = 0;  // append(): tensor being filled

@@ -1,230 +1,29 @@
 #include "surgery/rewrite.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <exception>
-#include <filesystem>
-#include <memory>
 #include <optional>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/file.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/machine.h"
-#include "base/memory.h"
 #include "base/thread_pool.h"
 #include "gguf/writer.h"
+#include "surgery/rewrite_files.h"
+#include "surgery/rewrite_journal.h"
+#include "surgery/rewrite_pieces.h"
 
 namespace penstock::surgery {
 namespace {
 
-namespace fs = std::filesystem;
 using gguf::Tensor;
 
-constexpr uint64_t kCopyBytes = uint64_t{2} << 20;      // of a piece that is copied
-constexpr uint64_t kEncodeWeights = uint64_t{1} << 19;  // of a piece that is encoded: 2 MiB of F32
-constexpr int64_t kPiecesPerThread = 16;                // between two looks at the clock
-constexpr size_t kSampleEvery = 100;                    // pieces: one is read back when all is done
-
-// What one task does: a run of rows (encoded) or bytes (copied) of one tensor.
-struct Piece {
-  uint32_t tensor = 0;  // index into the plan's
-  uint32_t mat = 0;     // the expert in the source, for its importance
-  uint64_t from = 0;    // bytes from the tensor's start, in the source
-  uint64_t to = 0;      // and in the result
-  uint64_t bytes = 0;   // in the source
-  uint64_t n_rows = 0;  // 0: copied
-};
-
-// Pieces in the order of the result, so that both files are gone through from front to back.
-class PieceList {
- public:
-  explicit PieceList(const RewritePlan& plan) {
-    for (size_t t = 0; t < plan.tensors.size(); ++t) {
-      if (plan.tensors[t].encoded()) {
-        add_encoded(static_cast<uint32_t>(t), plan.tensors[t]);
-      } else {
-        add_copied(static_cast<uint32_t>(t), plan.tensors[t]);
-      }
-    }
-  }
-  const std::vector<Piece>& pieces() const noexcept { return pieces_; }
-  uint64_t bytes() const noexcept { return bytes_; }
-
- private:
-  // Runs of neighbouring places along the last dimension, as (first, count).
-  static std::vector<std::pair<uint64_t, uint64_t>> runs(const OutputTensor& tensor) {
-    if (tensor.kept.empty()) return {{0, tensor.n_places()}};
-    std::vector<std::pair<uint64_t, uint64_t>> out;
-    for (const uint32_t place : tensor.kept) {
-      if (!out.empty() && out.back().first + out.back().second == place) {
-        ++out.back().second;
-      } else {
-        out.emplace_back(place, 1);
-      }
-    }
-    return out;
-  }
-
-  void add(const Piece& piece) {
-    pieces_.push_back(piece);
-    bytes_ += piece.bytes;
-  }
-
-  void add_copied(uint32_t index, const OutputTensor& tensor) {
-    const uint64_t place_bytes = tensor.source_bytes() / tensor.n_places();
-    uint64_t to = 0;
-    for (const auto& [first, count] : runs(tensor)) {
-      uint64_t from = first * place_bytes;
-      for (uint64_t left = count * place_bytes; left > 0;) {
-        const uint64_t n = std::min(left, kCopyBytes);
-        add({index, 0, from, to, n, 0});
-        from += n;
-        to += n;
-        left -= n;
-      }
-    }
-  }
-
-  // A piece never crosses from one matrix into the next: each may have its own importance.
-  void add_encoded(uint32_t index, const OutputTensor& tensor) {
-    const Tensor& source = *tensor.source;
-    const uint64_t rows_per_place =
-        source.n_dims > 2 ? source.rows() / source.ne[source.n_dims - 1] : 1;
-    const uint64_t out_row = gguf::row_bytes(tensor.type, source.ne[0]);
-    const uint64_t most = std::max<uint64_t>(1, kEncodeWeights / source.ne[0]);
-    uint64_t to = 0;
-    for (const auto& [first, count] : runs(tensor)) {
-      const bool bank = source.n_dims > 2;
-      const uint64_t n_mats = bank ? count : 1;
-      for (uint64_t m = 0; m < n_mats; ++m) {
-        uint64_t row = (first + m) * rows_per_place;
-        for (uint64_t left = bank ? rows_per_place : count; left > 0;) {
-          const uint64_t n = std::min(left, most);
-          add({index, bank ? static_cast<uint32_t>(first + m) : 0u, row * source.row_bytes, to,
-               n * source.row_bytes, n});
-          row += n;
-          to += n * out_row;
-          left -= n;
-        }
-      }
-    }
-  }
-
-  std::vector<Piece> pieces_;
-  uint64_t bytes_ = 0;
-};
-
-// A model's files, read beside their mappings: what has been read can leave the page cache.
-class SourceFiles {
- public:
-  explicit SourceFiles(const gguf::Model& model) {
-    for (const gguf::Shard& shard : model.shards()) {
-      files_.push_back(File::open_read(shard.path));
-      stamps_.push_back(stamp(files_.back()));
-    }
-  }
-
-  void read(const Tensor& tensor, uint64_t offset, std::span<std::byte> out) const {
-    files_[tensor.shard].read_at(tensor.offset + offset, out);
-  }
-  void advise(const Tensor& tensor, uint64_t offset, uint64_t bytes, int advice) const noexcept {
-    ::posix_fadvise(files_[tensor.shard].fd(), static_cast<off_t>(tensor.offset + offset),
-                    static_cast<off_t>(bytes), advice);
-  }
-  void check_unchanged() const {
-    for (size_t i = 0; i < files_.size(); ++i) {
-      if (stamp(files_[i]) != stamps_[i]) {
-        fail(ErrorKind::Io,
-             "{} was written to while it was read: what was made is given up; start "
-             "again",
-             files_[i].path());
-      }
-    }
-  }
-
- private:
-  struct Stamp {
-    off_t bytes = 0;
-    int64_t seconds = 0, nanoseconds = 0;
-    bool operator==(const Stamp&) const = default;
-  };
-  static Stamp stamp(const File& file) {
-    struct stat info {};
-    if (::fstat(file.fd(), &info) != 0) {
-      fail(ErrorKind::Io, "cannot stat {}: {}", file.path(), errno_text(errno));
-    }
-    return {info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
-  }
-
-  std::vector<File> files_;
-  std::vector<Stamp> stamps_;
-};
-
-void write_keys(const RewritePlan& plan, gguf::Writer* out) {
-  const auto put = [out](const std::string& key, const MetadataValue& value) {
-    if (const auto* number = std::get_if<uint32_t>(&value)) out->set_u32(key, *number);
-    if (const auto* text = std::get_if<std::string>(&value)) out->set_string(key, *text);
-    if (const auto* numbers = std::get_if<std::vector<uint32_t>>(&value)) {
-      out->set_u32_array(key, *numbers);
-    }
-    if (const auto* texts = std::get_if<std::vector<std::string>>(&value)) {
-      out->set_string_array(key, *texts);
-    }
-  };
-  for (const gguf::Entry& entry : plan.source->metadata().entries()) {
-    const std::string key(entry.key);
-    if (key == "general.alignment" || key.starts_with("split.") ||
-        std::find(plan.removed.begin(), plan.removed.end(), key) != plan.removed.end()) {
-      continue;
-    }
-    if (const auto found = plan.set.find(key); found != plan.set.end()) {
-      put(key, found->second);
-    } else {
-      out->set_copy(entry);
-    }
-  }
-  for (const auto& [key, value] : plan.set) {
-    if (!out->has(key)) put(key, value);
-  }
-}
-
-void check_room(const RewritePlan& plan, const std::string& out) {
-  uint64_t need = plan.data_bytes();
-  for (const gguf::Shard& shard : plan.source->shards())
-    need += shard.header_bytes + shard.alignment;
-  std::string folder = fs::path(out).parent_path().string();
-  if (folder.empty()) folder = ".";
-  struct statvfs room {};
-  if (::statvfs(folder.c_str(), &room) != 0) {
-    fail(ErrorKind::Io, "cannot write to {}: {}", folder, errno_text(errno));
-  }
-  const uint64_t free = uint64_t{room.f_bavail} * room.f_frsize;
-  if (need > free) {
-    fail(ErrorKind::Io,
-         "{} are needed for {} ({} bytes), but {} are free there: make {} of room, or choose "
-         "another "
-         "folder with -o",
-         format_bytes(need), out, need, format_bytes(free), format_bytes(need - free));
-  }
-}
-
-void check_output(const gguf::Model& source, const std::string& path, bool replace) {
-  std::error_code error;
-  if (!fs::exists(path, error)) return;
-  for (const gguf::Shard& shard : source.shards()) {
-    if (fs::equivalent(path, shard.path, error)) {
-      fail(ErrorKind::Usage, "{} is the model itself: name another file", path);
-    }
-  }
-  if (fs::is_directory(path, error)) fail(ErrorKind::Usage, "{} is a folder: name a file", path);
-  if (!replace) fail(ErrorKind::Usage, "{} exists: --force replaces it", path);
-}
+constexpr int64_t kPiecesPerThread = 16;  // between two looks at the clock
+constexpr size_t kSampleEvery = 100;      // pieces: one is read back when all is done
 
 // Of one thread; kept from piece to piece.
 struct Workspace {
@@ -244,31 +43,69 @@ class Rewriter {
         list_(plan_),
         files_(*plan_.source),
         writer_(request.out, {.alignment = plan_.source->shards().front().alignment,
-                              .max_shard_bytes = request.max_shard_bytes}),
+                              .max_shard_bytes = request.max_shard_bytes,
+                              .resumable = true}),
+        there_(list_.pieces().size()),
+        batch_(static_cast<size_t>(kPiecesPerThread * request.pool->size())),
         workspaces_(static_cast<size_t>(request.pool->size())) {}
 
   RewriteResult run();
 
  private:
+  void lay_out();
   void begin();
+  void check_there();
+  void check_batch(size_t first, std::span<const std::optional<JournalRecord>> records);
+  void say_what_is_there(Journal::Found found) const;
+  void work(RewriteResult* result);
+  void check_cancelled() const;
   void run_batch(size_t first, size_t n);
   // Returns what was written.
   std::span<const std::byte> run_piece(const Piece& piece, Workspace* space, ErrorSums* sums);
+  void note(size_t first, size_t n);
   void read_back(const std::string& written) const;
   std::span<const float> importance_of(const Piece& piece, Workspace* space) const;
   [[noreturn]] void bad_value(const Piece& piece, const BadValue& bad) const;
   void advise(size_t first, size_t n, int advice) const noexcept;
   void fold(size_t first, size_t n, RewriteResult* result);
+  template <typename Task>
+  void on_all_threads(size_t n, const Task& task);
 
   const RewriteRequest& request_;
   const RewritePlan& plan_;
   PieceList list_;
   SourceFiles files_;
   gguf::Writer writer_;
+  std::optional<Journal> journal_;
+  std::vector<uint8_t> there_;  // by piece: an earlier run's
+  uint64_t there_bytes_ = 0;    // of the source, that need not be read
+  uint64_t done_bytes_ = 0;     // and that this run has read
+  size_t n_done_ = 0;           // pieces in the result, by whichever run
+  bool hopeless_ = false;       // what is done is worth nothing
+  size_t batch_;                // pieces between two looks at the clock
   std::vector<Workspace> workspaces_;
-  std::vector<ErrorSums> sums_;    // of the batch's pieces
-  std::vector<uint64_t> samples_;  // XXH64 of every kSampleEvery-th piece as it was written
+  std::vector<JournalRecord> records_;  // of the batch's pieces
+  std::vector<uint64_t> samples_;       // XXH64 of every kSampleEvery-th piece as it was written
 };
+
+// task(index, thread) for 0 to n - 1; rethrows what one of them threw.
+template <typename Task>
+void Rewriter::on_all_threads(size_t n, const Task& task) {
+  std::vector<std::exception_ptr> errors(workspaces_.size());
+  std::atomic<bool> failed{false};
+  request_.pool->parallel_for(static_cast<int64_t>(n), [&](int64_t at, int thread) {
+    if (failed.load(std::memory_order_relaxed)) return;
+    try {
+      task(static_cast<size_t>(at), static_cast<size_t>(thread));
+    } catch (...) {
+      errors[static_cast<size_t>(thread)] = std::current_exception();
+      failed = true;
+    }
+  });
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
 
 std::span<const float> Rewriter::importance_of(const Piece& piece, Workspace* space) const {
   if (request_.imatrix == nullptr) return {};
@@ -330,30 +167,38 @@ std::span<const std::byte> Rewriter::run_piece(const Piece& piece, Workspace* sp
   return space->out;
 }
 
+// The batch's pieces that are not there yet, and the records of all.
 void Rewriter::run_batch(size_t first, size_t n) {
-  sums_.assign(n, {});
-  std::vector<std::exception_ptr> errors(workspaces_.size());
-  std::atomic<bool> failed{false};
-  request_.pool->parallel_for(static_cast<int64_t>(n), [&](int64_t task, int thread) {
-    if (failed.load(std::memory_order_relaxed)) return;
-    const auto at = static_cast<size_t>(task);
-    try {
-      const std::span<const std::byte> written = run_piece(
-          list_.pieces()[first + at], &workspaces_[static_cast<size_t>(thread)], &sums_[at]);
-      if ((first + at) % kSampleEvery == 0) samples_[(first + at) / kSampleEvery] = xxh64(written);
-    } catch (...) {
-      errors[static_cast<size_t>(thread)] = std::current_exception();
-      failed = true;
+  records_.assign(n, {});
+  std::vector<std::optional<JournalRecord>> known(n);
+  if (there_bytes_ > 0) journal_->read(first, known);
+  on_all_threads(n, [&](size_t at, size_t thread) {
+    if (there_[first + at] != 0) {
+      records_[at] = known[at].value();
+      return;
     }
+    const std::span<const std::byte> written =
+        run_piece(list_.pieces()[first + at], &workspaces_[thread], &records_[at].errors);
+    records_[at].written = xxh64(written);
   });
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
+}
+
+// To the journal, when the bytes are in the file.
+void Rewriter::note(size_t first, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const size_t piece = first + i;
+    if (piece % kSampleEvery == 0) samples_[piece / kSampleEvery] = records_[i].written;
+    if (there_[piece] != 0) continue;
+    journal_->write(piece, records_[i]);
+    done_bytes_ += list_.pieces()[piece].bytes;
+    ++n_done_;
   }
 }
 
 void Rewriter::advise(size_t first, size_t n, int advice) const noexcept {
   const size_t end = std::min(first + n, list_.pieces().size());
   for (size_t i = first; i < end; ++i) {
+    if (there_[i] != 0) continue;
     const Piece& piece = list_.pieces()[i];
     files_.advise(*plan_.tensors[piece.tensor].source, piece.from, piece.bytes, advice);
   }
@@ -363,9 +208,10 @@ void Rewriter::advise(size_t first, size_t n, int advice) const noexcept {
 void Rewriter::fold(size_t first, size_t n, RewriteResult* result) {
   for (size_t i = 0; i < n; ++i) {
     const Piece& piece = list_.pieces()[first + i];
-    result->read_bytes += piece.bytes;
+    const bool resumed = there_[first + i] != 0;
+    if (resumed) result->resumed_bytes += list_.out_bytes(piece);
     if (piece.n_rows == 0) continue;
-    const OutputTensor& tensor = plan_.tensors[piece.tensor];
+    const OutputTensor& tensor = list_.tensor(piece);
     if (result->encoded.empty() || result->encoded.back().tensor != &tensor) {
       const bool weighted =
           request_.imatrix != nullptr && request_.imatrix->find(tensor.source->name) != nullptr;
@@ -373,22 +219,118 @@ void Rewriter::fold(size_t first, size_t n, RewriteResult* result) {
     }
     const uint64_t row = tensor.source->ne[0];
     const uint64_t before = piece.to / gguf::row_bytes(tensor.type, row) * row;
-    result->encoded.back().errors.add(sums_[i], before);
+    result->encoded.back().errors.add(records_[i].errors, before);
     result->n_encoded += piece.n_rows * row;
+    if (resumed) result->resumed_encoded += piece.n_rows * row;
   }
 }
 
-void Rewriter::begin() {
-  check_output(*plan_.source, request_.out, request_.replace);
-  check_room(plan_, request_.out);
+void Rewriter::lay_out() {
   write_keys(plan_, &writer_);
   for (const OutputTensor& tensor : plan_.tensors) {
     writer_.add_tensor(tensor.source->name, tensor.type, tensor.dims());
   }
-  writer_.begin();
-  for (const std::string& name : writer_.file_names()) {
-    check_output(*plan_.source, name, request_.replace);
+  writer_.layout();
+}
+
+void Rewriter::begin() {
+  lay_out();
+  std::vector<std::string> names = writer_.file_names();
+  if (names.front() != request_.out) names.push_back(request_.out);
+  for (const std::string& name : names) check_output(*plan_.source, name, true);
+  journal_.emplace(request_.out);
+  Sha256Stream headers;
+  writer_.hash_headers(&headers);
+  const Sha256 job = rewrite_job(request_, headers.finish());
+  const size_t n_pieces = list_.pieces().size();
+  const Journal::Found found = journal_->look(job, n_pieces);
+  const bool same = found == Journal::Found::Same;
+  if (same && journal_->naming()) writer_.take_back();
+  for (const std::string& name : names) check_output(*plan_.source, name, request_.replace);
+  check_room(writer_, request_.out);
+  try {
+    writer_.begin();
+  } catch (const Error&) {
+    if (found == Journal::Found::Nothing) writer_.discard();
+    throw;
   }
+  journal_->begin(job, n_pieces, same);
+  if (same) check_there();
+  say_what_is_there(found);
+}
+
+// What an earlier run has written, as far as it is what its checksums say.
+void Rewriter::check_there() {
+  const size_t all = list_.pieces().size();
+  std::vector<std::optional<JournalRecord>> records;
+  uint64_t total = 0;
+  const auto for_batches = [&](const auto& visit) {
+    for (size_t first = 0; first < all; first += batch_) {
+      records.resize(std::min(batch_, all - first));
+      journal_->read(first, records);
+      visit(first);
+    }
+  };
+  const auto bytes_of = [&](size_t first) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < records.size(); ++i) {
+      if (records[i]) bytes += list_.out_bytes(list_.pieces()[first + i]);
+    }
+    return bytes;
+  };
+  for_batches([&](size_t first) { total += bytes_of(first); });
+  uint64_t checked = 0;
+  for_batches([&](size_t first) {
+    const uint64_t bytes = bytes_of(first);
+    if (bytes == 0) return;
+    check_cancelled();
+    check_batch(first, records);
+    checked += bytes;
+    if (request_.progress) request_.progress("checking what is there", checked, total);
+  });
+}
+
+void Rewriter::check_batch(size_t first, std::span<const std::optional<JournalRecord>> records) {
+  on_all_threads(records.size(), [&](size_t at, size_t thread) {
+    if (!records[at]) return;
+    const Piece& piece = list_.pieces()[first + at];
+    std::vector<std::byte>& bytes = workspaces_[thread].out;
+    bytes.resize(list_.out_bytes(piece));
+    there_[first + at] =
+        writer_.read_at(piece.tensor, piece.to, bytes) && xxh64(bytes) == records[at]->written;
+  });
+  for (size_t i = first; i < first + records.size(); ++i) {
+    if (there_[i] == 0) continue;
+    const Piece& piece = list_.pieces()[i];
+    writer_.is_there(piece.tensor, list_.out_bytes(piece));
+    there_bytes_ += piece.bytes;
+    ++n_done_;
+  }
+  const Piece& last = list_.pieces()[first + records.size() - 1];
+  writer_.written_before(last.tensor, last.to);  // what was read back leaves the page cache
+}
+
+void Rewriter::say_what_is_there(Journal::Found found) const {
+  if (found == Journal::Found::Other) {
+    log::warn("{} is of another job, or damaged: starting over", journal_->path());
+  }
+  if (found != Journal::Found::Same) return;
+  std::vector<uint8_t> whole(plan_.tensors.size(), 1);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < there_.size(); ++i) {
+    const Piece& piece = list_.pieces()[i];
+    if (there_[i] == 0) whole[piece.tensor] = 0;
+    if (there_[i] != 0) bytes += list_.out_bytes(piece);
+  }
+  log::info("resuming: {} of {} tensors, {}", std::count(whole.begin(), whole.end(), 1),
+            whole.size(), format_bytes(bytes));
+}
+
+void Rewriter::check_cancelled() const {
+  if (request_.cancel == nullptr || !request_.cancel->load()) return;
+  fail(ErrorKind::Cancelled, "interrupted after {} of {}; {} is not there yet{}",
+       format_bytes(there_bytes_ + done_bytes_), format_bytes(list_.bytes()), request_.out,
+       n_done_ > 0 ? ", the same command goes on with what is done" : "");
 }
 
 // One piece in a hundred is compared with what was written; most of them have left the page cache.
@@ -398,10 +340,8 @@ void Rewriter::read_back(const std::string& written) const {
   std::vector<std::byte> bytes;
   for (size_t s = 0; s < samples_.size(); ++s) {
     const Piece& piece = list_.pieces()[s * kSampleEvery];
-    const OutputTensor& tensor = plan_.tensors[piece.tensor];
-    bytes.resize(piece.n_rows == 0
-                     ? piece.bytes
-                     : piece.n_rows * gguf::row_bytes(tensor.type, tensor.source->ne[0]));
+    const OutputTensor& tensor = list_.tensor(piece);
+    bytes.resize(list_.out_bytes(piece));
     const Tensor& there = model.require(tensor.source->name);
     files.read(there, piece.to, bytes);
     if (xxh64(bytes) != samples_[s]) {
@@ -414,31 +354,45 @@ void Rewriter::read_back(const std::string& written) const {
   }
 }
 
+void Rewriter::work(RewriteResult* result) {
+  const size_t all = list_.pieces().size();
+  for (size_t first = 0; first < all; first += batch_) {
+    check_cancelled();
+    const size_t n = std::min(batch_, all - first);
+    advise(first + n, batch_, POSIX_FADV_WILLNEED);
+    run_batch(first, n);
+    advise(first, n, POSIX_FADV_DONTNEED);
+    note(first, n);
+    fold(first, n, result);
+    const Piece& next = list_.pieces()[std::min(first + n, all - 1)];
+    writer_.written_before(next.tensor, next.to);
+    if (request_.progress) request_.progress("reading", done_bytes_, list_.bytes() - there_bytes_);
+  }
+  hopeless_ = true;
+  files_.check_unchanged();
+  hopeless_ = false;
+}
+
 RewriteResult Rewriter::run() {
   begin();
   const int64_t started = now_ns();
   RewriteResult result;
-  const size_t all = list_.pieces().size();
-  samples_.resize((all + kSampleEvery - 1) / kSampleEvery);
-  const auto batch = static_cast<size_t>(kPiecesPerThread * request_.pool->size());
-  for (size_t first = 0; first < all; first += batch) {
-    if (request_.cancel != nullptr && request_.cancel->load()) {
-      fail(ErrorKind::Cancelled, "interrupted after {} of {}; nothing is left of {}",
-           format_bytes(result.read_bytes), format_bytes(list_.bytes()), request_.out);
+  samples_.resize((list_.pieces().size() + kSampleEvery - 1) / kSampleEvery);
+  try {
+    work(&result);
+  } catch (const Error& error) {
+    if (hopeless_ || n_done_ == 0 || error.kind() == ErrorKind::Numeric) {
+      writer_.discard();
+      journal_->remove();
     }
-    const size_t n = std::min(batch, all - first);
-    advise(first + n, batch, POSIX_FADV_WILLNEED);
-    run_batch(first, n);
-    advise(first, n, POSIX_FADV_DONTNEED);
-    fold(first, n, &result);
-    const Piece& next = list_.pieces()[std::min(first + n, all - 1)];
-    writer_.written_before(next.tensor, next.to);
-    if (request_.progress) request_.progress(result.read_bytes, list_.bytes());
+    throw;
   }
-  files_.check_unchanged();
+  journal_->begin_naming();
   writer_.finish();
+  journal_->remove();
   result.files = writer_.file_names();
   result.bytes = writer_.total_bytes();
+  result.read_bytes = done_bytes_;
   read_back(result.files.front());
   result.seconds = seconds_since(started);
   return result;

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "models/dense_convert.h"
 #include "quant/codec.h"
 #include "surgery/tensor_list.h"
 
@@ -20,27 +21,6 @@ using Json = nlohmann::ordered_json;
 
 bool contains(std::string_view text, std::string_view part) noexcept {
   return text.find(part) != std::string_view::npos;
-}
-
-// `*` stands for any characters.
-bool fits(std::string_view pattern, std::string_view name) noexcept {
-  size_t p = 0, n = 0, star = std::string_view::npos, resume = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = n;
-    } else if (p < pattern.size() && pattern[p] == name[n]) {
-      ++p;
-      ++n;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      n = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
 }
 
 std::string writable_types() {
@@ -214,7 +194,7 @@ std::vector<Fallback> apply_types(const TypeRules& rules, RewritePlan* plan) {
     if (kind == TensorClass::Kept) continue;
     std::optional<TypeId> wanted = of_class(rules, source, kind);
     for (size_t i = 0; i < rules.patterns.size(); ++i) {
-      if (!fits(rules.patterns[i].first, source.name)) continue;
+      if (!models::glob_matches(rules.patterns[i].first, source.name)) continue;
       met[i] = true;
       wanted = rules.patterns[i].second;
     }

@@ -29,7 +29,7 @@ std::string_view kept_rule() noexcept;
 
 struct TypeRules {
   std::optional<gguf::TypeId> experts, dense, embedding, head, table;
-  // By name, with `*` for any characters; the last that fits decides, before all of the above.
+  // By name, as models::glob_matches does; the last that fits decides, before all of the above.
   std::vector<std::pair<std::string, gguf::TypeId>> patterns;
 
   bool empty() const noexcept {

@@ -189,65 +189,76 @@ TEST_F(SurgeryProgram, OnePassIsTwo) {
   EXPECT_NEAR(report["tensors"][0]["relative_rmse"].get<double>(), 0.06, 0.02);
 }
 
-// Killed at any moment: nothing under the final name, and the next run clears away what is left.
-TEST_F(SurgeryProgram, KilledItLeavesNoFileThatOpens) {
+// Killed at any moment: nothing under the final name, nothing that opens, and the next run goes on.
+TEST_F(SurgeryProgram, KilledItGoesOn) {
   const std::string model = PENSTOCK_SOURCE_DIR "/models/sample-qwen4exp-q8_0.gguf";
-  const std::vector<std::string> arguments = {
-      "requantise", model,     "-o",   path("out.gguf"), "--experts",
-      "Q4_K",       "--dense", "Q6_K", "--json",         path("r.json")};
-  const auto partials = [&] {
-    size_t n = 0;
-    for (const auto& entry : fs::directory_iterator(folder_.path())) {
-      n += entry.path().filename().string().ends_with(".partial") ? 1 : 0;
-    }
-    return n;
+  const auto arguments = [&](const std::string& out) {
+    return std::vector<std::string>{"requantise", model,  "-o",      path(out),
+                                    "--experts",  "Q4_K", "--dense", "Q6_K",
+                                    "-t",         "1",    "--json",  path(out + ".json")};
   };
-  size_t n_interrupted = 0;
-  for (int i = 0; i < 3; ++i) {
-    const pid_t child = start(arguments);
-    // When its own temporary file is there it is at work, and what the last one left is gone.
-    const std::string partial = path("out.gguf." + std::to_string(child) + ".partial");
-    for (int wait = 0; wait < 20000 && !fs::exists(partial) && !fs::exists(path("out.gguf"));
-         ++wait) {
+  ASSERT_EQ(run(arguments("whole.gguf")).code, 0);
+  const std::string out = path("out.gguf"), journal = out + ".journal";
+  const auto size = [](const std::string& file) {
+    std::error_code error;
+    const auto bytes = fs::file_size(file, error);
+    return error ? uintmax_t{0} : bytes;
+  };
+  // Signals the run when its journal has so many bytes: every batch adds to it.
+  const auto stop_at = [&](uintmax_t bytes, int signal) {
+    const pid_t child = start(arguments("out.gguf"));
+    for (int wait = 0; wait < 60000 && size(journal) < bytes && !fs::exists(out); ++wait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20 * i));
-    ::kill(child, SIGKILL);
-    const Outcome outcome = finish(child);
-    if (outcome.code != 1000 + SIGKILL) break;  // it was faster
+    ::kill(child, signal);
+    return finish(child);
+  };
+  int n_interrupted = 0;
+  for (const uintmax_t bytes : {uintmax_t{1}, uintmax_t{2000}, uintmax_t{6000}}) {
+    if (stop_at(bytes, SIGKILL).code != 1000 + SIGKILL) break;  // it was faster
     ++n_interrupted;
-    if (fs::exists(path("out.gguf"))) {  // killed when all was done
-      gguf::Model::open(path("out.gguf"));
-      break;
-    }
-    EXPECT_EQ(partials(), 1u);
-    for (const auto& entry : fs::directory_iterator(folder_.path())) {
-      if (!entry.path().filename().string().ends_with(".partial")) continue;
-      EXPECT_THROW(gguf::Model::open(entry.path().string()), Error);
-    }
+    ASSERT_FALSE(fs::exists(out));
+    EXPECT_THROW(gguf::Model::open(out + ".partial"), Error);
   }
-  EXPECT_GT(n_interrupted, 0u);
-  fs::remove(path("out.gguf"));
-  const Outcome whole = run(arguments);
-  ASSERT_EQ(whole.code, 0) << whole.err;
-  EXPECT_EQ(partials(), 0u);
-  const gguf::Model out = gguf::Model::open(path("out.gguf"));
-  EXPECT_EQ(out.require("blk.0.ffn_up_exps.weight").type, gguf::TypeId::Q4_K);
-
-  // Ctrl-C: the same, in order.
-  fs::remove(path("out.gguf"));
-  const pid_t child = start(arguments);
-  for (int wait = 0; wait < 5000 && partials() == 0; ++wait) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  ::kill(child, SIGINT);
-  const Outcome stopped = finish(child);
+  EXPECT_GT(n_interrupted, 1);
+  const Outcome stopped = stop_at(size(journal) + 1000, SIGINT);
   if (stopped.code != 0) {
     EXPECT_EQ(stopped.code, 130);
-    expect_words(stopped.err, {"interrupted", "out.gguf"});
-    EXPECT_FALSE(fs::exists(path("out.gguf")));
+    expect_words(stopped.err, {"interrupted", "out.gguf", "the same command goes on", "resuming"});
+    EXPECT_FALSE(fs::exists(out));
   }
-  EXPECT_EQ(partials(), 0u);
+  if (!fs::exists(out)) {
+    const Outcome went_on = run(arguments("out.gguf"));
+    ASSERT_EQ(went_on.code, 0) << went_on.err;
+    expect_words(went_on.err, {"resuming: ", "tensors"});
+    expect_words(went_on.out, {"by an earlier run"});
+  }
+  EXPECT_TRUE(read_all(out) == read_all(path("whole.gguf")));
+  for (const auto& entry : fs::directory_iterator(folder_.path())) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_FALSE(name.ends_with(".partial") || name.ends_with(".journal")) << name;
+  }
+  const Json one = Json::parse(read_all(path("whole.gguf.json")));
+  const Json two = Json::parse(read_all(path("out.gguf.json")));
+  EXPECT_EQ(one["tensors"], two["tensors"]);
+  EXPECT_EQ(one["classes"], two["classes"]);
+  EXPECT_GT(two["resumed_bytes"], 0);
+}
+
+// With --json - nothing else is on standard output.
+TEST_F(SurgeryProgram, JsonAlone) {
+  const std::string model = wide_tiny();
+  const Outcome pruned =
+      run({"prune", model, "--stats", write_stats(model), "--keep", "16", "-o", path("p.gguf"),
+           "--write-keep-map", path("map.json"), "--experts", "Q4_0", "--json", "-", "-v"});
+  ASSERT_EQ(pruned.code, 0) << pruned.err;
+  EXPECT_EQ(Json::parse(pruned.out)["files"][0], path("p.gguf"));
+  expect_words(pruned.err, {"router mass", "never selected", "cosine", "map.json", "copied"});
+  const Outcome requantised =
+      run({"requantise", path("p.gguf"), "--experts", "Q8_0", "-o", path("r.gguf"), "--json", "-"});
+  ASSERT_EQ(requantised.code, 0) << requantised.err;
+  EXPECT_EQ(Json::parse(requantised.out)["tensors"].size(), 24u);
+  expect_words(requantised.err, {"cosine"});
 }
 
 // Calibration's own importance, for the pruned model and for the types.

@@ -114,7 +114,7 @@ TEST(Rewrite, EncodesByClassAndCopiesTheRest) {
   rules.experts = TypeId::Q2_0;
   rules.dense = TypeId::Q4_K;
   rules.head = TypeId::Q6_K;
-  rules.patterns = {parse_pattern("blk.*.ffn_down_exps.weight=Q8_0"),
+  rules.patterns = {parse_pattern("blk.?.ffn_down_exps.weight=Q8_0"),
                     parse_pattern("blk.1.ffn_down_exps.weight=q4_0")};
   RewritePlan plan = copy_plan(model);
   const std::vector<Fallback> fallbacks = apply_types(rules, &plan);
@@ -376,7 +376,7 @@ TEST(Rewrite, ComparesWhatItReadsBack) {
   const gguf::Tensor& first = good.tensors().front();
   const std::string message = error_of(ErrorKind::Io, [&] {
     carry_out(plan, small.out("bad.gguf"), 1, [&](RewriteRequest* request) {
-      request->progress = [&](uint64_t done, uint64_t total) {
+      request->progress = [&](std::string_view, uint64_t done, uint64_t total) {
         if (done != total) return;
         for (const auto& entry : fs::directory_iterator(small.folder.path())) {
           if (!entry.path().filename().string().ends_with(".partial")) continue;
