@@ -28,7 +28,7 @@ namespace {
 struct Flags {
   RuntimeFlags runtime;
   std::vector<std::string> texts;
-  std::string out, imatrix_out, profile_out, json, shard;
+  std::string out, imatrix_out, profile_out, shard;
   int64_t window = 512;
   bool importance = false;
   bool until_stable = false;
@@ -186,9 +186,12 @@ int run_calibrate(const Flags& flags) {
       [&] { return interrupted.load(); });
   line.reset();
   check_unchanged(*runtime);
-  if (interrupted && last.windows < last.n_windows) {
-    fail(ErrorKind::Cancelled, "interrupted after {} windows of {}: the same command goes on",
-         last.windows, last.n_windows);
+  const uint64_t n_windows = surgery::windows_of_shard(corpus, how);
+  const bool stable = flags.until_stable && last.agreement >= how.agreement;
+  if (interrupted && calibration.windows() < n_windows && !stable) {
+    fail(ErrorKind::Cancelled, "interrupted after {} windows of {}{}", calibration.windows(),
+         n_windows,
+         calibration.windows() > 0 ? ": the same command goes on" : ": nothing is kept yet");
   }
   surgery::write_calibration(flags.out, calibration);
   if (!flags.imatrix_out.empty()) {

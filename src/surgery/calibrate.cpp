@@ -71,8 +71,9 @@ std::vector<LayerStats> empty_layers(const experts::Geometry& geometry) {
 
 }  // namespace
 
-Collector::Collector(const experts::Geometry& geometry, bool importance, Calibration* calibration)
-    : calibration_(*calibration), importance_(importance) {
+Collector::Collector(const experts::Geometry& geometry, bool importance, Calibration* calibration,
+                     std::function<bool()> stop)
+    : calibration_(*calibration), importance_(importance), stop_(std::move(stop)) {
   if (calibration_.even.empty()) {
     calibration_.even = empty_layers(geometry);
     calibration_.odd = calibration_.even;
@@ -254,6 +255,7 @@ void Collector::add_pairs(const models::ExpertsSeen& seen, ThreadPool& pool, siz
 }
 
 void Collector::experts(const models::ExpertsSeen& seen, ThreadPool& pool) {
+  if (stop_ && stop_()) fail(ErrorKind::Cancelled, "interrupted in layer {}", seen.block);
   const auto n_pairs = static_cast<int64_t>(seen.ids.size());
   if (n_pairs != total_rows_ * seen.n_used) {
     fail(ErrorKind::Internal, "{} pairs of {} rows", n_pairs, total_rows_);
@@ -326,7 +328,20 @@ bool resume(Calibration* fresh, const CalibrateOptions& options) {
   return true;
 }
 
+// What a checkpoint that this run has begun with or written says; without one, nothing seen.
+Calibration last_saved(engine::Runtime& runtime, const Corpus& corpus,
+                       const CalibrateOptions& options, bool saved) {
+  if (saved) return read_calibration(options.checkpoint);
+  Calibration c = begin_calibration(runtime, corpus, options);
+  c.even = c.odd = empty_layers(runtime.source().geometry);
+  return c;
+}
+
 }  // namespace
+
+uint64_t windows_of_shard(const Corpus& corpus, const CalibrateOptions& options) {
+  return (corpus.n_windows() + options.n_shards - 1 - options.shard) / options.n_shards;
+}
 
 Calibration calibrate(engine::Runtime& runtime, const Corpus& corpus,
                       const CalibrateOptions& options,
@@ -345,8 +360,9 @@ Calibration calibrate(engine::Runtime& runtime, const Corpus& corpus,
   CalibrateProgress state;
   if (resume(&c, options)) state.resumed = c.shards[0].done;
   ShardSeen& shard = c.shards[0];
-  state.n_windows = (corpus.n_windows() + options.n_shards - 1 - options.shard) / options.n_shards;
-  Collector collector(runtime.source().geometry, options.importance, &c);
+  state.n_windows = windows_of_shard(corpus, options);
+  bool saved = state.resumed > 0;
+  Collector collector(runtime.source().geometry, options.importance, &c, stop);
   engine::Windows windows(runtime);
   struct Attached {
     models::Model& model;
@@ -362,6 +378,8 @@ Calibration calibrate(engine::Runtime& runtime, const Corpus& corpus,
   std::vector<engine::Window> group;
   std::vector<Collector::Next> next;
   while (shard.done < state.n_windows && !stop()) {
+    std::optional<Calibration> before;
+    if (!options.importance) before = c;
     texts.clear();
     group.clear();
     next.clear();
@@ -384,6 +402,11 @@ Calibration calibrate(engine::Runtime& runtime, const Corpus& corpus,
     try {
       windows.run(group, [](size_t, int64_t, std::span<const float>) {});
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::Cancelled) {
+        if (!before) return last_saved(runtime, corpus, options, saved);
+        c = std::move(*before);
+        break;
+      }
       if (error.kind() != ErrorKind::Numeric) throw;
       fail(ErrorKind::Numeric, "windows {} to {}: {}", next.front().index, next.back().index,
            error.what());
@@ -402,11 +425,12 @@ Calibration calibrate(engine::Runtime& runtime, const Corpus& corpus,
         seconds_since(saved_at) > std::max(kCheckpointSeconds, save_s / kCheckpointShare)) {
       const int64_t at = now_ns();
       write_calibration(options.checkpoint, c);
+      saved = true;
       save_s = seconds_since(at);
       saved_at = now_ns();
     }
   }
-  if (shard.done < state.n_windows && stop() && !options.checkpoint.empty()) {
+  if (c.shards[0].done < state.n_windows && stop() && !options.checkpoint.empty()) {
     write_calibration(options.checkpoint, c);
   }
   return c;

@@ -18,7 +18,9 @@ namespace penstock::surgery {
 class Collector final : public models::ComputeObserver {
  public:
   // `importance`: sums of the input columns too. `calibration` may hold sums of other windows.
-  Collector(const experts::Geometry& geometry, bool importance, Calibration* calibration);
+  // `stop`: asked at every layer; true ends the group by Error(Cancelled), half added.
+  Collector(const experts::Geometry& geometry, bool importance, Calibration* calibration,
+            std::function<bool()> stop = {});
   ~Collector() override;
 
   // These windows come next, together; the first row of each is left out if it is a BOS.
@@ -45,6 +47,7 @@ class Collector final : public models::ComputeObserver {
 
   Calibration& calibration_;
   bool importance_;
+  std::function<bool()> stop_;
   std::vector<size_t> layer_of_block_;
   std::vector<Group> groups_;
   int64_t total_rows_ = 0;
@@ -73,9 +76,13 @@ struct CalibrateProgress {
   double agreement = 0;  // of the two halves, when looked at
 };
 
+uint64_t windows_of_shard(const Corpus& corpus, const CalibrateOptions& options);
+
 // Throws Error(Numeric) naming layer, window and position when an activation is not finite; Usage
-// when the checkpoint is of something else. `stop` ends it early; what was seen is in the
-// checkpoint then.
+// when the checkpoint is of something else. `stop` is asked at every layer and ends it early: what
+// the group of windows at hand has added is dropped, and what is returned is what the checkpoint
+// holds then. With importance, whose sums are too many to be kept twice, that is the last one that
+// was written; without, all windows before the group.
 Calibration calibrate(engine::Runtime& runtime, const Corpus& corpus,
                       const CalibrateOptions& options,
                       const std::function<void(const CalibrateProgress&)>& progress,

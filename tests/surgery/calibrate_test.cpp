@@ -234,6 +234,31 @@ TEST_P(Calibrate, GoesOnFromItsCheckpoint) {
             7u);
 }
 
+// Between layers: what the group has added until then is dropped.
+TEST_P(Calibrate, StopsWithinAGroup) {
+  for (const bool importance : {false, true}) {
+    const Calibration whole = run({}, {.importance = importance});
+    const std::string checkpoint = file(importance ? "with" : "without");
+    const CalibrateOptions options = {.importance = importance, .checkpoint = checkpoint};
+    const auto interrupted = [&](int layers_of_the_third) {
+      const auto runtime = open_windows(path_, {.at_once = 2});
+      int groups = 0, asked = 0;
+      return calibrate(
+          *runtime, corpus(), options, [&](const CalibrateProgress&) { ++groups; },
+          [&] { return groups >= 2 && ++asked > layers_of_the_third; });
+    };
+    const Calibration part = interrupted(2);
+    EXPECT_EQ(part.windows(), importance ? 0u : 4u);
+    EXPECT_EQ(std::filesystem::exists(checkpoint), !importance);
+    if (!importance) expect_same(read_calibration(checkpoint), part);
+    expect_same(run({.at_once = 3}, options), whole);
+    // With a checkpoint: what it holds stays.
+    run({.at_once = 2}, {.importance = importance, .checkpoint = checkpoint, .restart = true}, 1);
+    EXPECT_EQ(interrupted(2).windows(), importance ? 2u : 6u);
+    expect_same(run({}, options), whole);
+  }
+}
+
 TEST_P(Calibrate, FileKeepsEverything) {
   const Calibration c = run({}, {.importance = true});
   write_calibration(file("stats"), c);
