@@ -105,13 +105,33 @@ def double(work: pathlib.Path) -> str:
     return out
 
 
+def double_iq3(work: pathlib.Path) -> str:
+    """Through IQ3_S (gate, up) and IQ4_NL (down), written by llama.cpp: a file of ours in between has neither."""
+    out = header(work, DOMAINS)
+    q2 = 'experts = "Q2_0"'
+    out += arm("once", f'model = "{work / "f16.gguf"}"', q2)
+    out += arm("iq3_s-iq4_nl", f'model = "{work / "iq3.gguf"}"')
+    out += arm("via-iq3_s-iq4_nl", f'model = "{work / "iq3.gguf"}"', q2)
+    return out
+
+
+def make_iq3(work: pathlib.Path, penstock: pathlib.Path, llama_quantize: pathlib.Path) -> None:
+    """Experts of the sample model as F16, and from those as IQ3_S and IQ4_NL."""
+    f16, iq3 = work / "f16.gguf", work / "iq3.gguf"
+    subprocess.run([penstock, "requantise", ROOT / MODEL, "--experts", "F16", "--force", "-o", f16], check=True)
+    types = {"gate": "iq3_s", "up": "iq3_s", "down": "iq4_nl"}
+    rules = [word for part, name in types.items() for word in ("--tensor-type", f"ffn_{part}_exps={name}")]
+    subprocess.run([llama_quantize, "--allow-requantize", *rules, f16, iq3, "Q8_0"], check=True)
+
+
 def routing(work: pathlib.Path) -> str:
     """The curve of cache-aware routing, each point with its own cache, closed loop; lambda 0 is exact."""
     return header(work, DOMAINS, True, True) + arm(
         "none", "bonus = [0.25, 0.5, 0.85, 1.5]", "lambda = [0, 0.05, 0.09, 0.15, 0.3]")
 
 
-QUESTIONS = {"matrix": matrix, "matrix-moce": matrix_moce, "ranking": ranking, "double": double, "routing": routing,
+QUESTIONS = {"matrix": matrix, "matrix-moce": matrix_moce, "ranking": ranking, "double": double,
+             "double-iq3": double_iq3, "routing": routing,
              **{f"only-{domain}": specialised(domain) for domain in DOMAINS}}
 
 
@@ -121,11 +141,17 @@ def main() -> None:
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--penstock", type=pathlib.Path, default=ROOT / "build/release/penstock")
     parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--llama-quantize", type=pathlib.Path, help="llama.cpp's, for double-iq3")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     work = args.work.resolve()
     split(work, args.tasks)
     for name in args.questions or QUESTIONS:
+        if name == "double-iq3":
+            if not args.llama_quantize:
+                print("double-iq3 needs --llama-quantize: left out")
+                continue
+            make_iq3(work, args.penstock, args.llama_quantize)
         recipe = work / f"{name}.toml"
         recipe.write_text(QUESTIONS[name](work))
         subprocess.run([args.penstock, "recipe", recipe, "--work", work / name], check=True)

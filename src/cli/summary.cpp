@@ -299,9 +299,8 @@ std::string summary_table(engine::Session& session, const std::string& end) {
         fmt::format(", {:.2f} MB of n-gram rows", static_cast<double>(counters.ple.bytes) * 1e-6);
   }
   out += fmt::format("\n  experts in  {}\n", runtime.source().describe());
-  out +=
-      fmt::format("  held        {}\n", experts::io_choice(runtime.options().stream, plan.shape,
-                                     runtime.io_automatic()));
+  out += fmt::format("  held        {}\n", experts::io_choice(runtime.options().stream, plan.shape,
+                                                              runtime.io_automatic()));
   if (counters.records_verified != 0) {
     out += fmt::format("  verified    {} of {} records read, all sound\n",
                        counters.records_verified, counters.experts_read);
@@ -436,38 +435,38 @@ Json plan_json(engine::Session& session) {
   for (const auto& [name, bytes] : plan.rows()) terms[name] = bytes;
   const Footprint memory = footprint();
   const engine::PromptMemory& prompt = session.prompt_memory();
-  return {{"terms", std::move(terms)},
-          {"slots", plan.slots()},
-          {"experts", plan.shape.n_experts()},
-          {"token_cycle", plan.cycle},
-          {"hard_floor", plan.hard_floor},
-          {"budget", plan.budget},
-          {"available", plan.available},
-          {"available_source", plan.available_source},
-          {"fuse", plan.fuse},
-          {"peak_decode", plan.peak_decode},
-          {"peak_prefill", plan.peak_prefill},
-          {"n_ctx", runtime.options().n_ctx},
-          {"prompt_chunk", runtime.options().prompt_chunk},
-          {"threads", runtime.options().threads},
-          {"io", runtime.stream().io().describe()},
-          {"held", experts::io_choice(runtime.options().stream, plan.shape,
-                                     runtime.io_automatic())},
-          {"arena_huge_bytes", runtime.load().arena_huge_bytes},
-          {"measured",
-           {{"footprint", memory.total()},
-            {"peak_footprint", session.peak_footprint()},
-            {"anonymous", memory.anonymous},
-            {"locked_file", memory.locked_file},
-            {"peak_rss", memory.peak_rss},
-            {"prompt_scratch",
-             {{"planned", prompt.scratch},
-              {"footprint_before", prompt.before},
-              {"footprint_peak", prompt.peak},
-              {"footprint_after", prompt.after},
-              {"state_at_most", prompt.state},
-              {"kept", prompt.kept()},
-              {"prompts_that_kept", session.prompts_that_kept_scratch()}}}}}};
+  return {
+      {"terms", std::move(terms)},
+      {"slots", plan.slots()},
+      {"experts", plan.shape.n_experts()},
+      {"token_cycle", plan.cycle},
+      {"hard_floor", plan.hard_floor},
+      {"budget", plan.budget},
+      {"available", plan.available},
+      {"available_source", plan.available_source},
+      {"fuse", plan.fuse},
+      {"peak_decode", plan.peak_decode},
+      {"peak_prefill", plan.peak_prefill},
+      {"n_ctx", runtime.options().n_ctx},
+      {"prompt_chunk", runtime.options().prompt_chunk},
+      {"threads", runtime.options().threads},
+      {"io", runtime.stream().io().describe()},
+      {"held", experts::io_choice(runtime.options().stream, plan.shape, runtime.io_automatic())},
+      {"arena_huge_bytes", runtime.load().arena_huge_bytes},
+      {"measured",
+       {{"footprint", memory.total()},
+        {"peak_footprint", session.peak_footprint()},
+        {"anonymous", memory.anonymous},
+        {"locked_file", memory.locked_file},
+        {"peak_rss", memory.peak_rss},
+        {"prompt_scratch",
+         {{"planned", prompt.scratch},
+          {"footprint_before", prompt.before},
+          {"footprint_peak", prompt.peak},
+          {"footprint_after", prompt.after},
+          {"state_at_most", prompt.state},
+          {"kept", prompt.kept()},
+          {"prompts_that_kept", session.prompts_that_kept_scratch()}}}}}};
 }
 
 Json sampling_json(const engine::SamplerOptions& sampling) {

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_nesting.h"
 
 namespace penstock::engine {
 namespace {
@@ -26,7 +27,7 @@ constexpr int kVersion = 1;
 constexpr uint64_t kMostBytes = uint64_t{4} << 20;
 constexpr size_t kMostEntries = 1000;  // per list
 constexpr size_t kMostText = 1000;     // characters of a string
-constexpr int kMostDepth = 8;          // of nested arrays and objects
+constexpr size_t kMostDepth = 8;       // of nested arrays and objects
 
 // ------------------------------------------------------------------------------ one value
 
@@ -206,10 +207,8 @@ std::optional<std::string> read_text(const std::string& path, bool* absent, std:
 
 Json parse(const std::string& text) {
   // Nesting is bounded so that a hostile file cannot make the parser's stack grow.
-  return Json::parse(text, [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMostDepth) fail(ErrorKind::Format, "values are nested too deeply");
-    return true;
-  });
+  if (json_nesting(text) > kMostDepth) fail(ErrorKind::Format, "values are nested too deeply");
+  return Json::parse(text);
 }
 
 // A file of ours that was cut still begins like one.

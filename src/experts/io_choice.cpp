@@ -22,12 +22,12 @@ bool mapping_pays(const IoFacts& facts) noexcept {
 
 std::string io_choice(const StreamOptions& options, const ArenaShape& shape, bool automatic) {
   if (options.io == IoMode::Mmap) {
-    return automatic
-               ? fmt::format("in the page cache (--io auto: the experts are there already, memory "
-                             "has room for them all, and a run of at most {} tokens ends before "
-                             "an arena would have paid)",
-                             kShortRun)
-               : "in the page cache (--io mmap)";
+    return automatic ? fmt::format(
+                           "in the page cache (--io auto: the experts are there already, memory "
+                           "has room for them all, and a run of at most {} tokens ends before "
+                           "an arena would have paid)",
+                           kShortRun)
+                     : "in the page cache (--io mmap)";
   }
   if (options.io != IoMode::Auto) {
     return fmt::format("in an arena (--io {})", io_mode_name(options.io));

@@ -28,7 +28,12 @@ RecipeArm read_arm(const toml::table& table, const std::string& path, const Reci
          "'source' is the model itself)",
          path, arm.name);
   }
+  arm.model = f.text("model", "");
   arm.from = f.text("from", "");
+  if (!arm.model.empty() && !arm.from.empty()) {
+    fail(ErrorKind::Format, "{}: arm '{}' has a model of its own and is made from '{}': not both",
+         path, arm.name, arm.from);
+  }
   const auto known = [&](const std::string& name) {
     return std::any_of(recipe.arms.begin(), recipe.arms.end(),
                        [&](const RecipeArm& other) { return other.name == name; });
@@ -73,13 +78,21 @@ std::string in(const std::string& folder, const std::string& name) {
   return folder + "/" + name;
 }
 
-// The model of an arm: the source itself when nothing is done to it.
-std::string model_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder) {
-  if (arm.pruned() || arm.requantised()) return in(folder, arm.name + ".gguf");
+std::string model_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder);
+
+// What an arm is made from.
+std::string origin_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder) {
+  if (!arm.model.empty()) return arm.model;
   for (const RecipeArm& other : recipe.arms) {
     if (other.name == arm.from) return model_of(recipe, other, folder);
   }
   return recipe.model;
+}
+
+// The model of an arm: its origin itself when nothing is done to it.
+std::string model_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder) {
+  if (arm.pruned() || arm.requantised()) return in(folder, arm.name + ".gguf");
+  return origin_of(recipe, arm, folder);
 }
 
 const RecipeArm* pruned_ancestor(const Recipe& recipe, const RecipeArm& arm) {
@@ -91,12 +104,10 @@ const RecipeArm* pruned_ancestor(const Recipe& recipe, const RecipeArm& arm) {
 }
 
 RecipeStep build_step(const Recipe& recipe, const RecipeArm& arm, const std::string& folder) {
-  std::string source = recipe.model;
+  const std::string source = origin_of(recipe, arm, folder);
   const RecipeArm* before = nullptr;
   for (const RecipeArm& other : recipe.arms) {
-    if (other.name != arm.from) continue;
-    source = model_of(recipe, other, folder);
-    before = pruned_ancestor(recipe, other);
+    if (other.name == arm.from) before = pruned_ancestor(recipe, other);
   }
   RecipeStep step;
   step.name = arm.name + ".build";
@@ -113,7 +124,7 @@ RecipeStep build_step(const Recipe& recipe, const RecipeArm& arm, const std::str
     if (arm.method != "random" || arm.protect_outliers) {
       add({"--stats", in(folder, "stats.gguf")});
       step.inputs.push_back(in(folder, "stats.gguf"));
-      if (!arm.from.empty()) add({"--other-model"});
+      if (!arm.from.empty() || !arm.model.empty()) add({"--other-model"});
     }
     if (arm.method == "random") add({"--seed", fmt::format("{}", arm.seed)});
     if (arm.per_layer) add({"--per-layer"});

@@ -22,7 +22,8 @@ struct RecipeRouting {
 
 struct RecipeArm {
   std::string name;
-  std::string from;  // another arm's model; empty: the source
+  std::string model;  // a file that another program made of the source; empty: none
+  std::string from;   // another arm's model; empty: the source
   std::string method;
   std::string keep;  // as `prune --keep` takes it; empty: not pruned
   bool per_layer = false, protect_outliers = false;
@@ -56,7 +57,8 @@ struct Recipe {
 };
 
 // Throws Error(Io); Error(Format) naming the field and its line for what is no recipe: unknown
-// fields, wrong types, an arm without a name or twice, `from` an arm that comes later.
+// fields, wrong types, an arm without a name or twice, `from` an arm that comes later or beside
+// `model`.
 Recipe read_recipe(const std::string& path);
 
 // One command, and what it makes.

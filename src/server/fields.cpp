@@ -5,26 +5,24 @@
 #include <limits>
 #include <utility>
 
+#include "base/json_nesting.h"
 #include "server/api_error.h"
 
 namespace penstock::server {
 namespace {
 
-constexpr int kMaxDepth = 32;
+constexpr size_t kMaxDepth = 32;
 
 }  // namespace
 
 Json parse_body(std::string_view body) {
-  const auto bounded = [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxDepth) {
-      throw ApiError(400, "invalid_json",
-                     fmt::format("the body is nested more than {} deep", kMaxDepth));
-    }
-    return true;
-  };
+  if (json_nesting(body) > kMaxDepth) {
+    throw ApiError(400, "invalid_json",
+                   fmt::format("the body is nested more than {} deep", kMaxDepth));
+  }
   Json json;
   try {
-    json = Json::parse(body, bounded);
+    json = Json::parse(body);
   } catch (const nlohmann::json::exception& error) {
     throw ApiError(400, "invalid_json", fmt::format("the body is not JSON: {}", error.what()));
   }

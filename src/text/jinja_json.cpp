@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_nesting.h"
 #include "text/jinja_value.h"
 #include "text/unicode.h"
 
@@ -202,15 +203,12 @@ class JsonWriter {
 
 Value parse_json(std::string_view json, Origin origin, std::string_view what) {
   Json parsed;
+  // Bounded before parsing too, so that the parser's own structures stay small.
+  if (json_nesting(json) > static_cast<size_t>(kMaxValueDepth) + 1) {
+    fail(ErrorKind::Usage, "{}: JSON nested more than {} deep", what, kMaxValueDepth);
+  }
   try {
-    // A nesting bound while parsing too, so that the parser's own structures stay small.
-    const auto bounded = [&](int depth, Json::parse_event_t, Json&) {
-      if (depth > kMaxValueDepth) {
-        fail(ErrorKind::Usage, "{}: JSON nested more than {} deep", what, kMaxValueDepth);
-      }
-      return true;
-    };
-    parsed = Json::parse(json, bounded);
+    parsed = Json::parse(json);
   } catch (const nlohmann::json::exception& e) {
     fail(ErrorKind::Usage, "{}: {}", what, e.what());
   }

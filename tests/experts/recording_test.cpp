@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "experts/expert_files.h"
+#include "experts/io_choice.h"
 #include "experts/mapped_stream.h"
 #include "experts/opened_stream.h"
 #include "experts/residency.h"

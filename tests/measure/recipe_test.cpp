@@ -105,6 +105,31 @@ importance = true
   EXPECT_LT(place("plain.exact.speed-2"), place("plain.exact.speed-3"));
 }
 
+TEST_F(Recipes, AModelMadeElsewhereIsJudgedAsItIsOrGoneOnWith) {
+  const Recipe recipe = read(std::string(kHead) + R"(
+[[arm]]
+name = "theirs"
+model = "T.gguf"
+[[arm]]
+name = "twice"
+from = "theirs"
+experts = "Q2_0"
+[[arm]]
+name = "half"
+model = "T.gguf"
+keep = 0.5
+)");
+  const auto steps = recipe_steps(recipe, "W", {8, 512});
+  EXPECT_EQ(joined(step_named(steps, "theirs.exact.kld")),
+            "eval kld T.gguf --base W/base.logits --json --window 128 --text e.txt");
+  EXPECT_TRUE(std::none_of(steps.begin(), steps.end(),
+                           [](const RecipeStep& step) { return step.name == "theirs.build"; }));
+  EXPECT_EQ(joined(step_named(steps, "twice.build")),
+            "requantise T.gguf -o W/twice.gguf --force --json W/twice.report.json --experts Q2_0");
+  EXPECT_NE(joined(step_named(steps, "half.build")).find("prune T.gguf"), std::string::npos);
+  EXPECT_NE(joined(step_named(steps, "half.build")).find("--other-model"), std::string::npos);
+}
+
 TEST_F(Recipes, AbsoluteCountsAreOfEveryLayer) {
   const Recipe recipe = read(std::string(kHead) + "[[arm]]\nname = \"k\"\nkeep = 32\n");
   const auto steps = recipe_steps(recipe, "W", {8, 512});
@@ -132,6 +157,8 @@ TEST_F(Recipes, MistakesAreNamedWithTheirLine) {
   says(head + "[[arm]]\nname = \"a\"\n[[arm]]\nname = \"a\"\n", "two arms");
   says(head + "[[arm]]\nname = \"../a\"\n", "'../a'");
   says(head + "[[arm]]\nname = \"a\"\nfrom = \"b\"\n", "'b'");
+  says(head + "[[arm]]\nname = \"b\"\n[[arm]]\nname = \"a\"\nfrom = \"b\"\nmodel = \"T\"\n",
+       "not both");
   says(head + "[[arm]]\nname = \"a\"\nbonus = [\"x\"]\n", "numbers");
   says(head + "[[arm]]\nname = \"a\"\nbonus = [nan]\n", "numbers");
   says(head + "arm = 3\n", "arm");
