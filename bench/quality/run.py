@@ -119,8 +119,10 @@ def make_iq3(work: pathlib.Path, penstock: pathlib.Path, llama_quantize: pathlib
     """Experts of the sample model as F16, and from those as IQ3_S and IQ4_NL."""
     f16, iq3 = work / "f16.gguf", work / "iq3.gguf"
     subprocess.run([penstock, "requantise", ROOT / MODEL, "--experts", "F16", "--force", "-o", f16], check=True)
-    types = {"gate": "iq3_s", "up": "iq3_s", "down": "iq4_nl"}
-    rules = [word for part, name in types.items() for word in ("--tensor-type", f"ffn_{part}_exps={name}")]
+    types = {"ffn_gate_exps": "iq3_s", "ffn_up_exps": "iq3_s", "ffn_down_exps": "iq4_nl"}
+    # Small matrices that llama.cpp would bring to eight bits too: only the experts are to change.
+    types |= dict.fromkeys(("hc_attn_inject", "hc_ffn_inject", "ssm_alpha", "ssm_beta", "ple_conv1d"), "f32")
+    rules = [word for part, name in types.items() for word in ("--tensor-type", f"{part}={name}")]
     subprocess.run([llama_quantize, "--allow-requantize", *rules, f16, iq3, "Q8_0"], check=True)
 
 

@@ -105,9 +105,8 @@ class Kitchen {
   nlohmann::ordered_json rows() const {
     std::map<std::string, uint64_t> bytes;
     for (const measure::RecipeArm& arm : recipe_.arms) {
-      const std::string own = folder_ + "/" + arm.name + ".gguf";
       std::error_code error;
-      const auto size = fs::file_size(fs::exists(own, error) ? own : recipe_.model, error);
+      const auto size = fs::file_size(measure::model_of(recipe_, arm, folder_), error);
       if (!error) bytes[arm.name] = size;
     }
     return measure::recipe_rows(recipe_, results_, bytes);

@@ -78,8 +78,6 @@ std::string in(const std::string& folder, const std::string& name) {
   return folder + "/" + name;
 }
 
-std::string model_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder);
-
 // What an arm is made from.
 std::string origin_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder) {
   if (!arm.model.empty()) return arm.model;
@@ -87,12 +85,6 @@ std::string origin_of(const Recipe& recipe, const RecipeArm& arm, const std::str
     if (other.name == arm.from) return model_of(recipe, other, folder);
   }
   return recipe.model;
-}
-
-// The model of an arm: its origin itself when nothing is done to it.
-std::string model_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder) {
-  if (arm.pruned() || arm.requantised()) return in(folder, arm.name + ".gguf");
-  return origin_of(recipe, arm, folder);
 }
 
 const RecipeArm* pruned_ancestor(const Recipe& recipe, const RecipeArm& arm) {
@@ -209,6 +201,11 @@ std::string RecipeRouting::name() const {
       return fmt::format("prior-{}", value);
   }
   return {};
+}
+
+std::string model_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder) {
+  if (arm.pruned() || arm.requantised()) return in(folder, arm.name + ".gguf");
+  return origin_of(recipe, arm, folder);
 }
 
 Recipe read_recipe(const std::string& path) {

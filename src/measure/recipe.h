@@ -61,6 +61,9 @@ struct Recipe {
 // `model`.
 Recipe read_recipe(const std::string& path);
 
+// The file with an arm's model; what it is made from, if nothing is done to it.
+std::string model_of(const Recipe& recipe, const RecipeArm& arm, const std::string& folder);
+
 // One command, and what it makes.
 struct RecipeStep {
   std::string name;                  // of the step, and of its record

@@ -119,6 +119,8 @@ name = "half"
 model = "T.gguf"
 keep = 0.5
 )");
+  EXPECT_EQ(model_of(recipe, recipe.arms[0], "W"), "T.gguf");
+  EXPECT_EQ(model_of(recipe, recipe.arms[1], "W"), "W/twice.gguf");
   const auto steps = recipe_steps(recipe, "W", {8, 512});
   EXPECT_EQ(joined(step_named(steps, "theirs.exact.kld")),
             "eval kld T.gguf --base W/base.logits --json --window 128 --text e.txt");
