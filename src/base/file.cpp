@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <utility>
 
 #include "base/error.h"
 #include "base/map_guard.h"
 #include "base/memory.h"
+#include "base/output_steps.h"
 
 namespace penstock {
 
@@ -122,30 +122,12 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n =
-        ::pwrite(fd_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
-    if (n >= 0) {
-      done += static_cast<size_t>(n);
-    } else if (errno != EINTR) {
-      fail(ErrorKind::Io, "writing {} at offset {} failed: {}", temporary_, offset + done,
-           errno_text(errno));
-    }
-  }
+  write_all_at(fd_, offset, bytes, temporary_);
 }
 
 void AtomicFile::commit() {
-  if (::fsync(fd_) != 0) fail(ErrorKind::Io, "fsync of {}: {}", temporary_, errno_text(errno));
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    fail(ErrorKind::Io, "cannot rename {} to {}: {}", temporary_, path_, errno_text(errno));
-  }
+  publish(fd_, temporary_, path_);
   ::close(std::exchange(fd_, -1));
-  std::filesystem::path directory = std::filesystem::path(path_).parent_path();
-  if (directory.empty()) directory = ".";
-  int error = 0;
-  const File handle = File::try_open(directory.string(), O_RDONLY | O_DIRECTORY, &error);
-  if (handle) ::fsync(handle.fd());
 }
 
 std::string read_text_file(const std::string& path) {

@@ -1,7 +1,6 @@
 #include "experts/pack_file.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,38 +11,12 @@
 
 #include "base/error.h"
 #include "base/machine.h"
+#include "base/output_steps.h"
 
 namespace penstock::experts {
 namespace {
 
 constexpr uint64_t kWindow = uint64_t{32} << 20;
-
-File open_locked(const std::string& path) {
-  for (;;) {
-    const int created = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (created < 0) fail(ErrorKind::Io, "cannot create {}: {}", path, errno_text(errno));
-    ::close(created);
-    int error = 0;
-    File file = File::try_open(path, O_RDWR, &error);
-    if (!file && error == ENOENT) continue;  // another process has just finished with it
-    if (!file) fail(ErrorKind::Io, "cannot open {}: {}", path, errno_text(error));
-    if (::flock(file.fd(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EINTR) continue;
-      if (errno == EWOULDBLOCK) {
-        fail(ErrorKind::Io, "{} is being written by another process: let it finish, or stop it",
-             path);
-      }
-      fail(ErrorKind::Io, "cannot lock {}: {}", path, errno_text(errno));
-    }
-    // Between opening and locking another process may have finished and renamed the file.
-    struct stat opened {};
-    struct stat named {};
-    if (::fstat(file.fd(), &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
-        opened.st_ino == named.st_ino && opened.st_dev == named.st_dev) {
-      return file;
-    }
-  }
-}
 
 }  // namespace
 
@@ -55,7 +28,7 @@ WriteCalls::WriteCalls()
       fstatvfs(::fstatvfs) {}
 
 PartialPack::PartialPack(const std::string& out, const WriteCalls& calls)
-    : out_(out), calls_(calls), file_(open_locked(out + ".partial")) {}
+    : out_(out), calls_(calls), file_(open_locked(out + ".partial", out + ".partial")) {}
 
 bool PartialPack::read_header(PackHeader* header) const {
   if (file_.size() < kPackHeaderBytes) return false;

@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "base/output_steps.h"
 
 namespace penstock::gguf {
 
@@ -37,18 +36,8 @@ void OutputFile::discard() {
 }
 
 void OutputFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n =
-        ::pwrite(fd_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
-    if (n >= 0) {
-      done += static_cast<size_t>(n);
-    } else if (errno != EINTR) {
-      fail(ErrorKind::Io, "writing {} at offset {} failed: {}{}", temporary_, offset + done,
-           errno_text(errno),
-           kept_ ? "; what is written so far stays, and the same command goes on with it" : "");
-    }
-  }
+  write_all_at(fd_, offset, bytes, temporary_,
+               kept_ ? "; what is written so far stays, and the same command goes on with it" : "");
 }
 
 void OutputFile::zero(uint64_t from, uint64_t to) {
@@ -84,16 +73,8 @@ void OutputFile::reserve(uint64_t bytes) {
 }
 
 void OutputFile::commit() {
-  if (::fsync(fd_) != 0) fail(ErrorKind::Io, "fsync of {}: {}", temporary_, errno_text(errno));
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    fail(ErrorKind::Io, "cannot rename {} to {}: {}", temporary_, path_, errno_text(errno));
-  }
+  publish(fd_, temporary_, path_);
   ::close(std::exchange(fd_, -1));
-  std::filesystem::path folder = std::filesystem::path(path_).parent_path();
-  if (folder.empty()) folder = ".";
-  int error = 0;
-  const File handle = File::try_open(folder.string(), O_RDONLY | O_DIRECTORY, &error);
-  if (handle) ::fsync(handle.fd());
 }
 
 }  // namespace penstock::gguf

@@ -1,7 +1,6 @@
 #include "surgery/rewrite_journal.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,39 +11,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/output_steps.h"
 #include "quant/codec.h"
 
 namespace penstock::surgery {
 namespace {
 
 constexpr uint64_t kMagic = 0x314c4e524a545350;  // "PSTJRNL1"
-
-File open_locked(const std::string& path, const std::string& out) {
-  for (;;) {
-    const int created = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (created < 0) fail(ErrorKind::Io, "cannot create {}: {}", path, errno_text(errno));
-    ::close(created);
-    int error = 0;
-    File file = File::try_open(path, O_RDWR, &error);
-    if (!file && error == ENOENT) continue;  // another process has just finished with it
-    if (!file) fail(ErrorKind::Io, "cannot open {}: {}", path, errno_text(error));
-    if (::flock(file.fd(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EINTR) continue;
-      if (errno == EWOULDBLOCK) {
-        fail(ErrorKind::Io, "{} is being written by another process: let it finish, or stop it",
-             out);
-      }
-      fail(ErrorKind::Io, "cannot lock {}: {}", path, errno_text(errno));
-    }
-    // Between opening and locking another process may have finished and removed the file.
-    struct stat opened {};
-    struct stat named {};
-    if (::fstat(file.fd(), &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
-        opened.st_ino == named.st_ino && opened.st_dev == named.st_dev) {
-      return file;
-    }
-  }
-}
 
 template <typename T>
 uint64_t sum_of(const T& value, uint64_t seed) {
