@@ -76,7 +76,11 @@ function(penstock_test room)
   target_link_libraries(${room}_test PRIVATE ${ARG_LIBS})
   target_include_directories(${room}_test PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   # What is to be checked is optimised; the tests themselves take longer to optimise than to run.
-  target_compile_options(${room}_test PRIVATE $<IF:$<BOOL:${PENSTOCK_SANITIZE}>,-O0,-O1>)
+  if(PENSTOCK_SANITIZE)
+    target_compile_options(${room}_test PRIVATE -O0)
+  else()
+    target_compile_options(${room}_test PRIVATE -O1)
+  endif()
   # PENSTOCK_EMULATED: programs run slowly, so tests repeat less; they skip nothing.
   target_compile_definitions(${room}_test PRIVATE
     PENSTOCK_SOURCE_DIR="${PROJECT_SOURCE_DIR}" PENSTOCK_BINARY_DIR="${CMAKE_BINARY_DIR}"
