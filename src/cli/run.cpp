@@ -417,6 +417,7 @@ std::string trace_settings(const Flags& flags, const engine::Runtime& runtime,
   out["half_life"] = stream.half_life;
   out["hot_share"] = stream.hot_share;
   out["read_ahead"] = experts::read_ahead_name(stream.read_ahead);
+  out["predictor"] = experts::predictor_name(stream.predictor);
   out["fill"] = experts::fill_name(stream.fill);
   out["profile"] = runtime.profile_path();
   out["moce"] = experts::moce_name(stream.moce.mode);

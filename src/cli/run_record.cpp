@@ -67,6 +67,7 @@ nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_j
   out["half_life"] = stream.half_life;
   out["hot_share"] = stream.hot_share;
   out["read_ahead"] = experts::read_ahead_name(stream.read_ahead);
+  out["predictor"] = experts::predictor_name(stream.predictor);
   out["fill"] = experts::fill_name(stream.fill);
   out["moce"] = experts::moce_name(stream.moce.mode);
   out["moce_residency"] = experts::moce_residency_name(stream.moce.residency);

@@ -95,6 +95,14 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "on", "off", "probe"}))
       ->capture_default_str()
       ->group("Streaming");
+  app.add_option(
+         "--predictor", predictor_,
+         "what reading ahead asks the next layers' routers: residual, residual+shared (with "
+         "the shared expert added), gate-input (this layer's, unchanged), auto (gate-input "
+         "with several residual streams, else residual)")
+      ->check(CLI::IsMember({"auto", "residual", "residual+shared", "gate-input"}))
+      ->capture_default_str()
+      ->group("Streaming");
   app.add_option("--profile", profile_,
                  "how often each expert is used, as --profile-out wrote it: a file, none, or auto "
                  "(MODEL.profile.json beside the model)")
@@ -221,6 +229,7 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   options.stream.io = experts::parse_io_mode(io_);
   options.stream.evict = experts::parse_evict(evict_);
   options.stream.read_ahead = experts::parse_read_ahead(read_ahead_);
+  options.stream.predictor = experts::parse_predictor(predictor_);
   options.watchdog_ms = watchdog_ms_;
   if (!swap_limit_.empty()) options.swap_limit = parse_size(swap_limit_);
   options.profile = profile_;

@@ -22,10 +22,10 @@ class RuntimeFlags {
   void add_dense(CLI::App& app);
   void add_moce(CLI::App& app);
 
-  std::string model_, ple_, precision_ = "fast", kv_ = "auto", io_ = "auto", memory_ = "auto",
-                            dense_ = "copy", evict_ = "lfu", read_ahead_ = "auto", pack_ = "auto",
-                            verify_ = "none", profile_ = "auto", fill_ = "warm", moce_ = "off",
-                            moce_residency_ = "live", lock_ = "auto";
+  std::string model_, ple_,
+      precision_ = "fast", kv_ = "auto", io_ = "auto", memory_ = "auto", dense_ = "copy",
+      evict_ = "lfu", read_ahead_ = "auto", predictor_ = "auto", pack_ = "auto", verify_ = "none",
+      profile_ = "auto", fill_ = "warm", moce_ = "off", moce_residency_ = "live", lock_ = "auto";
   std::vector<std::string> dense_convert_;
   bool require_lock_ = false;
   int watchdog_ms_ = 100;

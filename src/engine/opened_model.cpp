@@ -36,6 +36,15 @@ void decide_defaults(RuntimeOptions& options, const models::Info& info) {
   }
 }
 
+void check_predictor(const RuntimeOptions& options, const models::Info& info) {
+  if (options.stream.predictor != experts::Predictor::ResidualShared) return;
+  if (info.n_streams == 1 && info.has_shared_expert) return;
+  fail(ErrorKind::Usage,
+       "--predictor residual+shared needs a shared expert and one residual stream; {} has {}: use "
+       "residual, gate-input or auto",
+       info.architecture, info.has_shared_expert ? "several streams" : "no shared expert");
+}
+
 experts::PlanRequest request_for(const OpenedModel& opened, int prompt_chunk,
                                  const MemoryFacts& machine, uint64_t taken) {
   const RuntimeOptions& options = opened.options;
@@ -208,6 +217,7 @@ OpenedModel open_model(const RuntimeOptions& options) {
   opened.model = models::open({.trunk = file, .draft = nullptr, .table = opened.table_file},
                               {.precision = options.precision, .convert = options.dense_convert});
   decide_defaults(opened.options, opened.model->info());
+  check_predictor(opened.options, opened.model->info());
   opened.source =
       experts::open_expert_source(*file, opened.model->experts(), opened.options.stream);
   if (opened.source.pack && opened.source.pack->overridden.empty()) {

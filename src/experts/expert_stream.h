@@ -29,6 +29,7 @@ class ExpertStream final : public Stream {
   Routing begin(int index, const float* logits, int rows, const RouteRule& rule,
                 Phase phase) override;
   int look_ahead() const override;
+  Predictor predictor() const override { return options_.predictor; }
   void predict(int index, const float* logits, int rows) override;
   std::span<const ReadyExpert> next() override;
   void end() override;

@@ -14,6 +14,7 @@ class ForwardingStream : public Stream {
     return inner_.begin(index, logits, rows, rule, phase);
   }
   int look_ahead() const override { return inner_.look_ahead(); }
+  Predictor predictor() const override { return inner_.predictor(); }
   void predict(int index, const float* logits, int rows) override {
     inner_.predict(index, logits, rows);
   }

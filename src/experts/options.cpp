@@ -22,6 +22,10 @@ constexpr Choice<Evict> kEvicts[] = {
     {Evict::Lfu, "lfu"}, {Evict::Lru, "lru"}, {Evict::Profile, "profile"}, {Evict::Cycle, "cycle"}};
 constexpr Choice<Fill> kFills[] = {
     {Fill::None, "none"}, {Fill::Lazy, "lazy"}, {Fill::Warm, "warm"}};
+constexpr Choice<Predictor> kPredictors[] = {{Predictor::Auto, "auto"},
+                                             {Predictor::Residual, "residual"},
+                                             {Predictor::ResidualShared, "residual+shared"},
+                                             {Predictor::GateInput, "gate-input"}};
 constexpr Choice<ReadAhead> kReadAheads[] = {{ReadAhead::Auto, "auto"},
                                              {ReadAhead::On, "on"},
                                              {ReadAhead::Off, "off"},
@@ -81,6 +85,13 @@ ReadAhead parse_read_ahead(std::string_view text) {
 }
 const char* read_ahead_name(ReadAhead mode) noexcept {
   return name_of(kReadAheads, mode);
+}
+
+Predictor parse_predictor(std::string_view text) {
+  return parse(kPredictors, "--predictor", text);
+}
+const char* predictor_name(Predictor predictor) noexcept {
+  return name_of(kPredictors, predictor);
 }
 
 Moce parse_moce(std::string_view text) {

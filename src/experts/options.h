@@ -14,8 +14,8 @@ class IoBackend;
 
 // `--io`: how expert reads reach the disk. Auto: io_uring, else the pread pool; both direct
 // (O_DIRECT) where the file system proves to support it. Buffered: pread pool through the page
-// cache, whose pages are dropped after each read. Mmap: no arena, experts are used where they lie in
-// the mapped file.
+// cache, whose pages are dropped after each read. Mmap: no arena, experts are used where they lie
+// in the mapped file.
 enum class IoMode { Auto, Uring, Pread, Buffered, Mmap };
 IoMode parse_io_mode(std::string_view text);  // throws Error(Usage)
 const char* io_mode_name(IoMode mode) noexcept;
@@ -38,6 +38,15 @@ const char* fill_name(Fill fill) noexcept;
 enum class ReadAhead { Auto, On, Off, Probe };
 ReadAhead parse_read_ahead(std::string_view text);  // throws Error(Usage)
 const char* read_ahead_name(ReadAhead mode) noexcept;
+
+// `--predictor`: what the routers of the next layers are asked ahead of time (spec/streaming.md
+// §E.1). Residual: the residual that fed this layer's router, read as the later block reads it.
+// ResidualShared: the same with this layer's shared expert added, which is known somewhat later.
+// GateInput: this layer's router input, unchanged. Auto: GateInput where reading costs matrices
+// (several residual streams), else Residual.
+enum class Predictor { Auto, Residual, ResidualShared, GateInput };
+Predictor parse_predictor(std::string_view text);  // throws Error(Usage)
+const char* predictor_name(Predictor predictor) noexcept;
 
 // `--moce`: cache-aware routing (moce.h), the one option here that changes logits.
 enum class Moce { Off, Bonus, Prior, MaxRank, CumProb };
@@ -92,8 +101,9 @@ struct StreamOptions {
       8;  // experts being read at once for a prompt, twice those read ahead; demand has no limit
   Evict evict = Evict::Lfu;
   ReadAhead read_ahead = ReadAhead::Off;  // it needs a model that predicts
-  Fill fill = Fill::Warm;                 // as far as there is a profile
-  double hot_share = kDefaultHotShare;    // of the slots, the most that are protected as hot
+  Predictor predictor = Predictor::Auto;
+  Fill fill = Fill::Warm;               // as far as there is a profile
+  double hot_share = kDefaultHotShare;  // of the slots, the most that are protected as hot
   MoceOptions moce = {};
   int half_life = 32;            // decode tokens after which all use counts are halved
   bool register_buffers = true;  // io_uring: reads into registered arena memory when allowed

@@ -70,6 +70,8 @@ class Stream {
 
   // How many of the MoE layers after the one begun are worth a prediction now: 0 to kMostAhead.
   virtual int look_ahead() const { return 0; }
+  // From what the predictions are to be made.
+  virtual Predictor predictor() const { return Predictor::Auto; }
   // Between begin() and next(): what the router of layer `index`, one or two after the one begun,
   // is expected to say, [rows][n_expert] logits. Read while there is nothing more urgent to read.
   virtual void predict(int index, const float* logits, int rows) {

@@ -31,7 +31,7 @@ void Mixer::read(Run& run, const ops::Rows& residual, const ops::Rows& x,
   const ops::Rows gate = b.gate.first(residual.count);
   ops::rms_norm(run.ops, norm_, residual, norm);
   b.norm_acts.set(norm);
-  if (inject_) {
+  if (inject_ && inject.data != nullptr) {
     run.products(b.norm_acts, {{&down_, low}, {&inject_, inject}});
     ops::sigmoid_scaled(run.ops, inject, streams, 2.0f, inject);
   } else {

@@ -22,7 +22,8 @@ class Mixer {
   Mixer(const Mixer&) = delete;
   Mixer& operator=(const Mixer&) = delete;
 
-  // residual: [rows][n_wide]; x: [rows][n_embd]; inject: [rows][n_streams], for write()
+  // residual: [rows][n_wide]; x: [rows][n_embd]; inject: [rows][n_streams], for write(), or
+  // none where nothing will be written
   void read(Run& run, const ops::Rows& residual, const ops::Rows& x, const ops::Rows& inject) const;
   void write(Run& run, const ops::Rows& y, const ops::Rows& inject,
              const ops::Rows& residual) const;

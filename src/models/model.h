@@ -64,6 +64,8 @@ struct Info {
   std::string architecture;
   int n_layer = 0;  // of the trunk
   int n_embd = 0;
+  int n_streams = 1;  // residual streams
+  bool has_shared_expert = false;
   int n_hidden = 0;  // floats per token that forward() can hand out for draft()
   int n_vocab = 0;
   int64_t n_context_trained = 0;

@@ -40,17 +40,25 @@ void MoeBlock::extend(Extents* extents) const noexcept {
 
 // What the routers of the next blocks would say to what is known now (spec/streaming.md §E.1): to
 // the residual that fed this block's router, read as the block there reads it. With several
-// residual streams such a reading costs two more matrices a block, so this block's own input serves
-// in its place, unchanged.
+// residual streams such a reading costs two more matrices a block, so by default this block's own
+// input serves in its place, unchanged.
 void MoeBlock::predict(Run& run, int64_t n_rows) const {
   const auto n = std::min(static_cast<size_t>(run.stream.look_ahead()), followers_.size());
+  if (n == 0) return;
   Buffers::Ahead& b = run.buffers.ahead;
-  const ops::Rows residual = run.residual().from(run.rows - n_rows, n_rows);
+  ops::Rows residual = run.residual().from(run.rows - n_rows, n_rows);
+  const experts::Predictor from = predictor(run);
+  if (from == experts::Predictor::ResidualShared) {
+    const ops::Rows sum = b.residual.first(n_rows);
+    ops::copy(run.ops, residual, sum);
+    add_shared(run, sum);
+    residual = sum;
+  }
   for (size_t i = 0; i < n; ++i) {
     const MoeBlock& next = *followers_[i].moe;
     const int64_t n_expert = next.bank_.n_expert;
     const ops::Rows logits{b.logits.data, n_expert, n_rows, n_expert};
-    if (several_streams_) {
+    if (from == experts::Predictor::GateInput) {
       run.products(run.buffers.x_acts, {{&next.router_, logits}});
     } else {
       const ops::Rows x = b.x.first(n_rows);
@@ -60,6 +68,12 @@ void MoeBlock::predict(Run& run, int64_t n_rows) const {
     }
     run.stream.predict(next.index_, logits.data, static_cast<int>(n_rows));
   }
+}
+
+experts::Predictor MoeBlock::predictor(const Run& run) const {
+  const experts::Predictor asked = run.stream.predictor();
+  if (asked != experts::Predictor::Auto) return asked;
+  return several_streams_ ? experts::Predictor::GateInput : experts::Predictor::Residual;
 }
 
 // y_s = down(silu(gate x) * (up x)), and the factor sigmoid(scale . x)
@@ -74,6 +88,11 @@ void MoeBlock::shared(Run& run, int64_t n_rows) const {
   b.shared_acts.set(gate);
   run.products(b.shared_acts, {{&shared_down_, b.shared_y.first(n_rows)}});
   ops::sigmoid_scaled(run.ops, scale, 1.0f, 1.0f, scale);
+}
+
+void MoeBlock::add_shared(Run& run, const ops::Rows& y) const {
+  const Buffers::Moe& b = run.buffers.moe;
+  ops::add_scaled(run.ops, b.shared_scale.first(y.count), b.shared_y.first(y.count), y);
 }
 
 // Counting sort of the (row, rank) pairs by expert, and the operand lists in that order: the rows
@@ -151,8 +170,10 @@ void MoeBlock::forward(Run& run, const ops::Rows& x, const ops::Rows& y, int64_t
   run.products(run.buffers.x_acts, {{&router_, logits}});
   const experts::Routing routing =
       run.stream.begin(index_, logits.data, static_cast<int>(n_rows), rule_, run.phase);
-  predict(run, n_rows);
+  const bool shared_first = predictor(run) == experts::Predictor::ResidualShared;
+  if (!shared_first) predict(run, n_rows);
   if (shared_gate_) shared(run, n_rows);
+  if (shared_first) predict(run, n_rows);
   sort_pairs(run, routing, n_rows);
   for (auto batch = run.stream.next(); !batch.empty(); batch = run.stream.next()) {
     compute(run, batch);
@@ -172,9 +193,7 @@ void MoeBlock::forward(Run& run, const ops::Rows& x, const ops::Rows& y, int64_t
                           run.ops.pool);
   }
   ops::weighted_sum(run.ops, routing.weights, rule_.n_used, b.out, y);
-  if (shared_gate_) {
-    ops::add_scaled(run.ops, b.shared_scale.first(n_rows), b.shared_y.first(n_rows), y);
-  }
+  if (shared_gate_) add_shared(run, y);
   run.show_ids("experts", block_, position, routing.ids, rule_.n_used);
   run.show("moe", block_, position, y);
 }

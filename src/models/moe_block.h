@@ -35,7 +35,9 @@ class MoeBlock {
 
  private:
   void predict(Run& run, int64_t n_rows) const;
+  experts::Predictor predictor(const Run& run) const;
   void shared(Run& run, int64_t n_rows) const;
+  void add_shared(Run& run, const ops::Rows& y) const;  // after shared()
   void sort_pairs(Run& run, const experts::Routing& routing, int64_t n_rows) const;
   void compute(Run& run, std::span<const experts::ReadyExpert> batch) const;
 

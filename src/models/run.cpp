@@ -123,6 +123,7 @@ Buffers::Buffers(ops::Layout& layout, const Config& config, const Extents& exten
   const int64_t n_ahead = std::min<int64_t>(n, kMaxStepRows);
   ahead.logits = layout.rows(n_ahead, extents.n_expert);
   ahead.x = layout.rows(n_ahead, config.n_embd);
+  ahead.residual = layout.rows(n_ahead, config.n_embd);
   ahead.acts = ops::Activations(layout, n_ahead, config.n_embd);
   if (config.ngram) ngram.ids = layout.take<int64_t>(n * config.ngram->heads());
 

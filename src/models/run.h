@@ -90,8 +90,9 @@ struct Buffers {
 
   // For predicting later layers' selections in decode; beside Moe, not in its place.
   struct Ahead {
-    ops::Rows logits;  // [n_expert]
-    ops::Rows x;       // [n_embd]
+    ops::Rows logits;    // [n_expert]
+    ops::Rows x;         // [n_embd]
+    ops::Rows residual;  // [n_embd], with the shared expert's output
     ops::Activations acts;
   } ahead;
 

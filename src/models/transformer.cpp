@@ -60,6 +60,8 @@ Transformer::Transformer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)
   info_.architecture = config.architecture;
   info_.n_layer = config.n_trunk;
   info_.n_embd = config.n_embd;
+  info_.n_streams = config.n_streams;
+  info_.has_shared_expert = config.shared_expert;
   info_.n_hidden = parts_->hidden_before_head ? config.n_wide() : config.n_embd;
   info_.n_vocab = config.n_vocab;
   info_.n_context_trained = config.n_context;

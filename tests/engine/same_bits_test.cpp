@@ -76,9 +76,9 @@ TEST_P(SameBits, WithAndWithoutReadAhead) {
     expect_same(experts::read_ahead_name(mode),
                 {.slots = minimum_ + 20, .threads = 2, .read_ahead = mode}, 7);
   }
+  expect_same("predictor", {.slots = minimum_ + 20, .predictor = experts::Predictor::Residual}, 7);
   for (const int depth : {1, 2, 4}) {
-    const auto runtime =
-        open_tiny(path_, {.slots = n_experts_ - 4, .threads = 2, .depth = depth});
+    const auto runtime = open_tiny(path_, {.slots = n_experts_ - 4, .threads = 2, .depth = depth});
     EXPECT_TRUE(same_bits(all_logits(*runtime, tokens_, 7), reference_)) << depth;
     EXPECT_GT(runtime->counters().ahead.issued, 0u);
   }

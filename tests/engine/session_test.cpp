@@ -234,6 +234,20 @@ TEST_P(SessionTest, RefusesPlansThatDoNotFitBeforeTakingMemory) {
   }
 }
 
+// Neither of the two has what it needs: several streams in one, no shared expert in the other.
+TEST_P(SessionTest, RefusesAPredictorThatTheModelCannotHave) {
+  RuntimeOptions options;
+  options.model_path = path_;
+  options.stream.predictor = experts::Predictor::ResidualShared;
+  try {
+    Runtime::open(options, nullptr);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::Usage);
+    EXPECT_NE(std::string(error.what()).find("--predictor"), std::string::npos) << error.what();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, SessionTest, ::testing::Values("qwen4exp", "qwen3moe"),
                          [](const auto& test) { return std::string(test.param); });
 

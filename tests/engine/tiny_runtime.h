@@ -23,6 +23,7 @@ struct Variant {
   std::string pack = "none";
   uint64_t verify = 0;
   experts::ReadAhead read_ahead = experts::ReadAhead::On;
+  experts::Predictor predictor = experts::Predictor::Auto;
   int depth = 1;
 };
 
@@ -38,6 +39,7 @@ inline std::unique_ptr<Runtime> open_tiny(const std::string& path, const Variant
   options.stream.io = variant.io;
   options.stream.depth = variant.depth;
   options.stream.read_ahead = variant.read_ahead;
+  options.stream.predictor = variant.predictor;
   options.stream.huge_seconds = 0;
   options.stream.decorate = variant.decorate;
   options.stream.pack.file = variant.pack;

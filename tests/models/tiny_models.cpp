@@ -377,7 +377,11 @@ std::string write_tiny(const std::string& folder, const std::string& architectur
   }
   writer.begin();
   for (const TensorSpec& t : spec.tensors) {
-    const std::vector<float> v = tensor_values(t);
+    std::vector<float> v = tensor_values(t);
+    if (std::any_of(options.zero.begin(), options.zero.end(),
+                    [&](const std::string& end) { return t.name.ends_with(end); })) {
+      std::fill(v.begin(), v.end(), 0.0f);
+    }
     if (quantised(t, options.matrices)) {
       writer.append(encode_q8_0(v));
     } else {

@@ -31,6 +31,7 @@ struct TinyOptions {
   // Keys without the architecture's prefix; with a leading dot: whole keys.
   std::map<std::string, MetadataValue> set = {};
   std::set<std::string> remove = {};                         // keys and tensors
+  std::vector<std::string> zero = {};                        // ends of names: all elements zero
   std::map<std::string, std::vector<uint64_t>> shapes = {};  // instead of a tensor's right one
   std::map<std::string, std::vector<uint64_t>> extra = {};   // more tensors
 };
