@@ -121,7 +121,7 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->capture_default_str()
       ->group("Streaming");
   app.add_option("--io-depth", depth_,
-                 "experts being read at once for a prompt; half as many ahead")
+                 "experts being read at once for a prompt; at most half as many ahead")
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
       ->group("Streaming");

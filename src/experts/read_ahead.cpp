@@ -21,6 +21,13 @@ int ahead_reads(int distance) noexcept {
   return distance == 1 ? 8 : 2;
 }
 
+int ahead_at_once(uint64_t expert_bytes, int depth) noexcept {
+  constexpr uint64_t kBytes = 4'500'000;
+  const auto most = static_cast<uint64_t>(std::max(1, depth / 2));
+  return static_cast<int>(
+      std::clamp<uint64_t>(kBytes / std::max<uint64_t>(1, expert_bytes), 1, most));
+}
+
 void rank_ahead(std::span<const float> logits, std::span<const uint64_t> ready, int protect,
                 float bonus, int width, std::vector<int32_t>* out) {
   const auto n = static_cast<int>(logits.size());

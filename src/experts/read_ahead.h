@@ -20,6 +20,11 @@ inline constexpr int kMostAhead = 2;  // layers
 int ahead_width(int distance, int n_used) noexcept;
 int ahead_reads(int distance) noexcept;
 
+// How many experts of so many bytes may be being read ahead at once: 4.5 MB of them, but one at least
+// and at most half of `--io-depth`. A demand has to wait for them
+// (docs/decisions/011-read-ahead.md).
+int ahead_at_once(uint64_t expert_bytes, int depth) noexcept;
+
 // The ranks that are listed by raw logits, resident or not: what cache-aware routing protects.
 inline constexpr int kProtectedRanks = 3;
 
@@ -71,9 +76,10 @@ class AheadMeter {
   AheadMeasures fresh_, prev_;
 };
 
-// `--read-ahead auto`: windows with and without read-ahead take turns during a trial; whichever gave
-// more tokens per second stays for a term, and so on. The first trial comes early and is short, so
-// that it costs little where it does not help; what it decides holds for a short term only.
+// `--read-ahead auto`: windows with and without read-ahead take turns during a trial; whichever
+// gave more tokens per second stays for a term, and so on. The first trial comes early and is
+// short, so that it costs little where it does not help; what it decides holds for a short term
+// only.
 class AheadGovernor {
  public:
   struct Lengths {  // tokens

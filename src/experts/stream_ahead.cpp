@@ -65,12 +65,17 @@ void ExpertStream::predict(int index, const float* logits, int rows) {
 }
 
 // Demand goes first: guesses are read only while no demand is waiting or being read. A disk serves
-// what it was given side by side, so that even a later guess would slow an earlier demand.
+// what it was given side by side, so that even a later guess would slow an earlier demand; so will
+// those that are still being read when it comes, wherefore they are few.
 void ExpertStream::read_guesses() {
   if (guesses_.empty() && fill_head_ == fill_.size()) return;
   const bool demand = reading_ > 0 || pending_head_ < pending_.size();
+  const auto at_once = [&](const Guess& g) {
+    const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(g.layer)];
+    return ahead_at_once(layer.expert_bytes(), options_.depth);
+  };
   size_t n = 0;
-  while (n < guesses_.size() && !demand && speculating_ < std::max(1, options_.depth / 2)) {
+  while (n < guesses_.size() && !demand && speculating_ < at_once(guesses_[n])) {
     const Guess g = guesses_[n++];
     if (residency_.find(g.layer, g.expert) != kNoSlot) {
       ++counters_.ahead.cancelled;

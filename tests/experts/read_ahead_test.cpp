@@ -40,6 +40,16 @@ std::vector<uint64_t> random_bits(std::mt19937& random, int n) {
   return bits;
 }
 
+TEST(AheadAtOnce, IsSoManyBytesInWholeExperts) {
+  EXPECT_EQ(ahead_at_once(52'000, 8), 4);  // small experts: half the depth
+  EXPECT_EQ(ahead_at_once(52'000, 1), 1);
+  EXPECT_EQ(ahead_at_once(1'030'000, 8), 4);
+  EXPECT_EQ(ahead_at_once(1'030'000, 2), 1);
+  EXPECT_EQ(ahead_at_once(1'380'000, 8), 3);
+  EXPECT_EQ(ahead_at_once(2'650'000, 8), 1);
+  EXPECT_EQ(ahead_at_once(50'000'000, 8), 1);
+}
+
 // The reference: two stable sorts, as §E.2 tells it.
 TEST(RankAhead, IsLeadersByLogitThenTheRestWithTheBonus) {
   std::mt19937 random(3);
