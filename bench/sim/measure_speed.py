@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """How long `penstock sim` takes for 20 sizes and 5 policies of a long made-up trace.
 
-usage: measure_speed.py BENCH_TRACE PENSTOCK OUT.json [TOKENS [FOLDER]]
+usage: measure_speed.py BENCH_TRACE PENSTOCK OUT.json [TOKENS [FOLDER [RUNS]]]
 
-Writes what was run, the trace's parameters and the seconds of each of three runs (elapsed, and of
+Writes what was run, the trace's parameters and the seconds of each of three (or RUNS) runs (elapsed, and of
 processors): a busy machine shows in the difference. The trace is made in FOLDER and removed.
 """
 import json
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-LAYERS, EXPERTS, USED, THREADS, RUNS = 48, 256, 10, 2, 3
+LAYERS, EXPERTS, USED, THREADS = 48, 256, 10, 2
 POLICIES = "lru,lfu,cycle,clairvoyant,clairvoyant-admits"
 
 
@@ -37,6 +37,7 @@ def main():
         sys.exit(__doc__)
     make, penstock, out = sys.argv[1:4]
     tokens = int(sys.argv[4]) if len(sys.argv) > 4 else 100000
+    runs = int(sys.argv[6]) if len(sys.argv) > 6 else 3
     with tempfile.TemporaryDirectory(dir=sys.argv[5] if len(sys.argv) > 5 else None) as folder:
         trace = os.path.join(folder, "trace.xrt")
         subprocess.run([make, trace, *map(str, (tokens, LAYERS, EXPERTS, USED))], check=True)
@@ -53,7 +54,7 @@ def main():
             "settings": 20 * len(POLICIES.split(",")),
             "uses": tokens * LAYERS * USED,
             "load_average_before": os.getloadavg()[0],
-            "runs": [timed([penstock, "sim", trace, *options]) for _ in range(RUNS)],
+            "runs": [timed([penstock, "sim", trace, *options]) for _ in range(runs)],
         }
     with open(out, "w", encoding="utf-8") as file:
         json.dump(found, file, indent=1)
