@@ -128,7 +128,7 @@ ServingOptions slow(const std::atomic<int>& milliseconds) {
 const std::vector<int32_t> kLongPrompt(400, 10);
 
 TEST(Serving, HealthAndMetricsAnswerWhileAPromptRuns) {
-  const std::atomic<int> delay{5};
+  const std::atomic<int> delay{20};
   Serving serving(slow(delay));
   serving.wait_until_ready();
   std::thread other([&] {
