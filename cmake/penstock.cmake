@@ -29,12 +29,13 @@ if(PENSTOCK_FUZZ)
   target_compile_options(penstock_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
-# penstock_room(NAME [DEPS room...] [LIBS external...] [SOURCES file...])
+# penstock_room(NAME [KERNELS] [DEPS room...] [LIBS external...] [SOURCES file...])
 # A library `penstock_NAME` from src/NAME. Headers are included as "NAME/file.h". Each room's
 # headers are exposed through a private include root that holds a link to that room's folder alone,
 # so a room can include only itself and what it names in DEPS (and what those pass on).
+# KERNELS: optimised with sanitizers too, because all tests of models wait for it.
 function(penstock_room name)
-  cmake_parse_arguments(ARG "" "" "DEPS;LIBS;SOURCES" ${ARGN})
+  cmake_parse_arguments(ARG "KERNELS" "" "DEPS;LIBS;SOURCES" ${ARGN})
   # One place for all build folders, so that ccache recognises a file that another one has compiled.
   set(root ${PROJECT_SOURCE_DIR}/build/rooms/${name})
   file(MAKE_DIRECTORY ${root})
@@ -46,6 +47,9 @@ function(penstock_room name)
     add_library(penstock_${name} STATIC ${ARG_SOURCES})
     set(scope PUBLIC)
     target_link_libraries(penstock_${name} PRIVATE penstock_flags)
+    if(ARG_KERNELS AND PENSTOCK_SANITIZE)
+      target_compile_options(penstock_${name} PRIVATE -O2)
+    endif()
   else()
     add_library(penstock_${name} INTERFACE)
     set(scope INTERFACE)

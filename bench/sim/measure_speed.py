@@ -3,8 +3,8 @@
 
 usage: measure_speed.py BENCH_TRACE PENSTOCK OUT.json [TOKENS [FOLDER [RUNS]]]
 
-Writes what was run, the trace's parameters and the seconds of each of three (or RUNS) runs (elapsed, and of
-processors): a busy machine shows in the difference. The trace is made in FOLDER and removed.
+Writes what was run, the trace's parameters and the seconds of each of RUNS (3) runs (elapsed, and
+of processors): a busy machine shows in the difference. The trace is made in FOLDER and removed.
 """
 import json
 import os

@@ -97,8 +97,8 @@ inline constexpr double kDefaultHotShare = 0.0;
 
 struct StreamOptions {
   IoMode io = IoMode::Auto;
-  int depth =
-      8;  // experts being read at once for a prompt, twice those read ahead; demand has no limit
+  int depth = 8;  // experts being read at once for a prompt, at least twice those read ahead;
+                  // demand has no limit
   Evict evict = Evict::Lfu;
   ReadAhead read_ahead = ReadAhead::Off;  // it needs a model that predicts
   Predictor predictor = Predictor::Auto;

@@ -42,12 +42,11 @@ void MoeBlock::extend(Extents* extents) const noexcept {
 // the residual that fed this block's router, read as the block there reads it. With several
 // residual streams such a reading costs two more matrices a block, so by default this block's own
 // input serves in its place, unchanged.
-void MoeBlock::predict(Run& run, int64_t n_rows) const {
+void MoeBlock::predict(Run& run, experts::Predictor from, int64_t n_rows) const {
   const auto n = std::min(static_cast<size_t>(run.stream.look_ahead()), followers_.size());
   if (n == 0) return;
   Buffers::Ahead& b = run.buffers.ahead;
   ops::Rows residual = run.residual().from(run.rows - n_rows, n_rows);
-  const experts::Predictor from = predictor(run);
   if (from == experts::Predictor::ResidualShared) {
     const ops::Rows sum = b.residual.first(n_rows);
     ops::copy(run.ops, residual, sum);
@@ -170,10 +169,11 @@ void MoeBlock::forward(Run& run, const ops::Rows& x, const ops::Rows& y, int64_t
   run.products(run.buffers.x_acts, {{&router_, logits}});
   const experts::Routing routing =
       run.stream.begin(index_, logits.data, static_cast<int>(n_rows), rule_, run.phase);
-  const bool shared_first = predictor(run) == experts::Predictor::ResidualShared;
-  if (!shared_first) predict(run, n_rows);
+  const experts::Predictor from = predictor(run);
+  const bool shared_first = from == experts::Predictor::ResidualShared;
+  if (!shared_first) predict(run, from, n_rows);
   if (shared_gate_) shared(run, n_rows);
-  if (shared_first) predict(run, n_rows);
+  if (shared_first) predict(run, from, n_rows);
   sort_pairs(run, routing, n_rows);
   for (auto batch = run.stream.next(); !batch.empty(); batch = run.stream.next()) {
     compute(run, batch);

@@ -34,8 +34,8 @@ class MoeBlock {
   void forward(Run& run, const ops::Rows& x, const ops::Rows& y, int64_t position) const;
 
  private:
-  void predict(Run& run, int64_t n_rows) const;
   experts::Predictor predictor(const Run& run) const;
+  void predict(Run& run, experts::Predictor from, int64_t n_rows) const;
   void shared(Run& run, int64_t n_rows) const;
   void add_shared(Run& run, const ops::Rows& y) const;  // after shared()
   void sort_pairs(Run& run, const experts::Routing& routing, int64_t n_rows) const;

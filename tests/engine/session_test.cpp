@@ -221,17 +221,21 @@ TEST_P(SessionTest, RefusesStatesThatAreNotItsOwn) {
   EXPECT_EQ(session.position(), 9);
 }
 
-TEST_P(SessionTest, RefusesPlansThatDoNotFitBeforeTakingMemory) {
-  RuntimeOptions options;
-  options.model_path = path_;
-  options.memory = 1 << 20;
+void expect_refused(const RuntimeOptions& options, ErrorKind kind, const std::string& flag) {
   try {
     Runtime::open(options, nullptr);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::Plan);
-    EXPECT_NE(std::string(error.what()).find("--memory"), std::string::npos) << error.what();
+    EXPECT_EQ(error.kind(), kind);
+    EXPECT_NE(std::string(error.what()).find(flag), std::string::npos) << error.what();
   }
+}
+
+TEST_P(SessionTest, RefusesPlansThatDoNotFitBeforeTakingMemory) {
+  RuntimeOptions options;
+  options.model_path = path_;
+  options.memory = 1 << 20;
+  expect_refused(options, ErrorKind::Plan, "--memory");
 }
 
 // Neither of the two has what it needs: several streams in one, no shared expert in the other.
@@ -239,13 +243,7 @@ TEST_P(SessionTest, RefusesAPredictorThatTheModelCannotHave) {
   RuntimeOptions options;
   options.model_path = path_;
   options.stream.predictor = experts::Predictor::ResidualShared;
-  try {
-    Runtime::open(options, nullptr);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::Usage);
-    EXPECT_NE(std::string(error.what()).find("--predictor"), std::string::npos) << error.what();
-  }
+  expect_refused(options, ErrorKind::Usage, "--predictor");
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, SessionTest, ::testing::Values("qwen4exp", "qwen3moe"),
