@@ -1,6 +1,7 @@
 #include "measure/campaign.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -52,7 +53,7 @@ CampaignPrompt read_prompt(const toml::table& table, const std::string& path) {
 }
 
 void check_arm(const CampaignArm& arm, const std::string& path) {
-  const auto need = [&](bool holds, const char* what) {
+  const auto need = [&](bool holds, std::string_view what) {
     if (!holds) fail(ErrorKind::Format, "{}: arm '{}' {}", path, arm.name, what);
   };
   need(plain_name(arm.name), "needs a short name without | / and \\");
@@ -73,7 +74,7 @@ void check_arm(const CampaignArm& arm, const std::string& path) {
       need(!arm.command.empty() && arm.url.empty(), "needs a command");
       need(std::find(peer_parsers().begin(), peer_parsers().end(), arm.parser) !=
                peer_parsers().end(),
-           "needs a parser: llama.cpp, llama-bench, llama-server or stream");
+           fmt::format("needs a parser: {}", fmt::join(peer_parsers(), ", ")));
       break;
   }
   for (const std::string& entry : arm.environment) {

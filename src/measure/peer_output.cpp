@@ -1,5 +1,7 @@
 #include "measure/peer_output.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -51,6 +53,36 @@ Json parse_llama_cpp(const std::string& err) {
       put("decode_ms", "decode_tokens", " eval time");
     } else if (const auto load = number_after(line, "load time")) {
       out["load_ms"] = *load;
+    }
+  }
+  return out;
+}
+
+// BigMoeOnEdge's last lines: "generation: 64 tokens, 0.102 s/token (9.804 tok/s)" and "prefill: 8
+// tokens, 1.234 s (6.5 tok/s) | model load 2.345 s | ...". The rate has more digits than the time.
+Json parse_bigmoeonedge(const std::string& text) {
+  Json out = Json::object();
+  const auto put = [&](const char* name, double value) {
+    if (std::isfinite(value)) out[name] = value;
+  };
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line(text.data() + begin, end - begin);
+    begin = end + 1;
+    if (line.starts_with("generation:")) {
+      const auto tokens = number_after(line, "generation:");
+      const auto rate = number_after(line, "s/token (");
+      if (!tokens || !rate || *rate <= 0) continue;
+      put("decode_tokens", *tokens);
+      put("decode_ms", *tokens / *rate * 1e3);
+    } else if (line.starts_with("prefill:")) {
+      const auto tokens = number_after(line, "prefill:");
+      const auto seconds = number_after(line, "tokens,");
+      if (!tokens || !seconds) continue;
+      put("prefill_tokens", *tokens);
+      put("prefill_ms", *seconds * 1e3);
+      if (const auto load = number_after(line, "model load")) put("load_ms", *load * 1e3);
     }
   }
   return out;
@@ -138,7 +170,7 @@ bool close(const Json& a, const Json& b) {
 
 const std::vector<std::string>& peer_parsers() {
   static const std::vector<std::string> names = {"llama.cpp", "llama-bench", "llama-server",
-                                                 "stream"};
+                                                 "stream", "bigmoeonedge"};
   return names;
 }
 
@@ -147,8 +179,8 @@ Json parse_peer_output(const std::string& parser, const std::string& out, const 
   if (parser == "llama-bench") return parse_llama_bench(out);
   if (parser == "llama-server") return parse_llama_server(out);
   if (parser == "stream") return parse_stream(out);
-  fail(ErrorKind::Format, "there is no parser '{}' (llama.cpp, llama-bench, llama-server, stream)",
-       parser);
+  if (parser == "bigmoeonedge") return parse_bigmoeonedge(out);
+  fail(ErrorKind::Format, "there is no parser '{}' ({})", parser, fmt::join(peer_parsers(), ", "));
 }
 
 std::vector<std::string> reparse_problems(const Json& record, const std::string& folder) {

@@ -151,7 +151,20 @@ TEST_F(ArchiveTest, ParsersOfEveryKind) {
   const Json pieces = parse_peer_output(
       "stream", R"({"sent_ms":0,"arrived_ms":[1,2],"prompt_tokens":7,"completion_tokens":9})", "");
   EXPECT_EQ(pieces["decode_tokens"], 8);
+  const Json edge = parse_peer_output(
+      "bigmoeonedge",
+      "some text\n\ngeneration: 64 tokens, 0.050 s/token (19.965 tok/s)\n"
+      "compute: 98.0% CPU occupancy (0.0981 cpu-s/token over 2 threads), 0.00 major faults/token\n"
+      "prefill: 32 tokens, 1.600 s (20.0 tok/s) | model load 2.500 s | TTFT 4.100 s\n",
+      "");
+  EXPECT_EQ(edge["decode_tokens"], 64);
+  EXPECT_NEAR(edge["decode_ms"].get<double>(), 64 / 19.965 * 1e3, 1e-9);
+  EXPECT_EQ(edge["prefill_tokens"], 32);
+  EXPECT_EQ(edge["prefill_ms"], 1600);
+  EXPECT_EQ(edge["load_ms"], 2500);
   EXPECT_EQ(parse_peer_output("llama.cpp", "", ""), Json::object());
+  EXPECT_EQ(parse_peer_output("bigmoeonedge", "generation: none\nprefill: 1 tokens", ""),
+            Json::object());
 }
 
 TEST_F(ArchiveTest, HostileOutputIsAnErrorByName) {
