@@ -12,7 +12,7 @@ namespace penstock::experts {
 struct UseCounts {
   uint64_t arena = 0;
   uint64_t ra_timely = 0;  // read ahead, there in time
-  uint64_t ra_late = 0;    // read ahead, still being read
+  uint64_t ra_late = 0;    // read ahead or filled in lazily, still being read
   uint64_t miss_issued = 0;
   uint64_t miss_joined = 0;
   uint64_t total() const noexcept {
@@ -46,6 +46,19 @@ struct LatencyCounts {
     const size_t index = width == 0 ? 0 : width - 1;
     ++bucket[index < bucket.size() ? index : bucket.size() - 1];
   }
+  // Upper bound, in ns, of the share q of the reads that were shortest; 0 without reads.
+  double within_ns(double q) const noexcept {
+    uint64_t total = 0;
+    for (const uint64_t n : bucket) total += n;
+    uint64_t seen = 0;
+    for (size_t i = 0; i < bucket.size(); ++i) {
+      seen += bucket[i];
+      if (total != 0 && static_cast<double>(seen) >= q * static_cast<double>(total)) {
+        return static_cast<double>(uint64_t{2} << i);
+      }
+    }
+    return 0;
+  }
 };
 
 // What became of the experts read ahead: issued == used_same_token + used_later + wasted + pending.
@@ -67,6 +80,9 @@ struct AheadMeasures {
   uint64_t exact = 0;    // selections predicted whole
   uint64_t missing = 0;  // selected, not resident but for read-ahead
   uint64_t covered = 0;  // of these, among the candidates that may be read
+  uint64_t issued = 0;   // experts read ahead on such predictions
+  uint64_t used = 0;     // of these, used before they were evicted: precision is used / issued
+  uint64_t late = 0;     // of these, still being read when they were wanted
   void add(uint64_t k, uint64_t found) noexcept {
     ++layers;
     slots += k;
@@ -80,6 +96,9 @@ struct AheadMeasures {
     exact += other.exact;
     missing += other.missing;
     covered += other.covered;
+    issued += other.issued;
+    used += other.used;
+    late += other.late;
     return *this;
   }
 };
@@ -109,6 +128,7 @@ struct Counters {
   uint64_t prompt_stall_ns = 0;
   LatencyCounts demand_latency;
   LatencyCounts prompt_latency;
+  LatencyCounts fill_latency;
   LatencyCounts spec_latency;
 };
 

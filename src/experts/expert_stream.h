@@ -85,6 +85,7 @@ class ExpertStream final : public Stream {
   struct Guess {
     int32_t layer;
     int32_t expert;
+    int32_t distance = 1;  // layers between the prediction and the layer
   };
 
   void register_arena();
@@ -93,6 +94,7 @@ class ExpertStream final : public Stream {
   Routing route(const float* logits, int rows, const RouteRule& rule, Phase phase);
   void begin_token();
   void classify_decode(const float* logits, int rows, int n_used);
+  void await(int32_t slot) noexcept;
   void collect_prompt(int rows, int n_used);
   void admit_most_used();
   void start_reads();
@@ -108,15 +110,16 @@ class ExpertStream final : public Stream {
   // Read-ahead.
   int last_layer() const noexcept { return static_cast<int>(geometry_.layers.size()) - 1; }
   bool reads_ahead() const noexcept;
-  int protected_ranks() const noexcept {
-    return router_ ? router_->options().protect : kProtectedRanks;
-  }
+  // The `width` candidates of a layer, n_used at least, into row_ranked_.
+  void rank_candidates(int index, std::span<const float> logits, std::span<const uint64_t> resident,
+                       int width);
+  int at_once(int index) const noexcept;  // experts of a layer that may be being read ahead
   void read_guesses();
   void drop_guesses(int first, int last);  // for these layers
   void keep_ahead(int32_t slot);
   void release_ahead(int upto);
   void settle_ahead();
-  void count_spec_use(int32_t slot);
+  void count_spec_use(int32_t slot, bool late);
   void measure_ahead(const float* logits, int n_used);
   void guess_first_layer();
   void end_ahead_step(int rows);
@@ -182,7 +185,11 @@ class ExpertStream final : public Stream {
   };
   std::vector<Guess> guesses_;
   std::vector<Kept> kept_;
-  std::vector<uint64_t> read_for_step_;  // by slot: the step in which it was read ahead
+  struct ReadAheadFor {
+    uint64_t step = 0;
+    int32_t distance = 1;
+  };
+  std::vector<ReadAheadFor> read_for_;  // by slot that was read ahead: when, and how far
   std::vector<int32_t> row_ranked_, ranked_;
   std::vector<uint8_t> missing_;  // by rank of a step's only row
   int speculating_ = 0;           // experts being read that nobody waits for

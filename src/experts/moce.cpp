@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <numeric>
 
+#include "experts/read_ahead.h"
 #include "experts/route.h"
 #include "experts/stream.h"
 #include "experts/stream_setup.h"
@@ -22,65 +23,78 @@ bool among(const int32_t* ids, int n, int32_t e) noexcept {
   return std::find(ids, ids + n, e) != ids + n;
 }
 
-// How many of the most probable experts make up the window; they come first in `order`.
-size_t sort_window(std::span<const float> logits, const float* p, const RouteRule& rule,
-                   const CacheRule& cache, int32_t* order) noexcept {
+// How many of the most probable experts make up the window. They, and `width` experts at least,
+// come first in `order`.
+size_t sort_window(std::span<const float> logits, const float* p, int n_used,
+                   const CacheRule& cache, int width, int32_t* order) noexcept {
   const size_t n = logits.size();
-  const auto n_used = static_cast<size_t>(rule.n_used);
+  const auto least = static_cast<size_t>(n_used);
   std::iota(order, order + n, 0);
   const auto before = [&](int32_t a, int32_t b) { return more_probable(logits, p, a, b); };
   if (cache.mode == Moce::MaxRank) {
-    const size_t window = std::clamp(static_cast<size_t>(cache.window), n_used, n);
-    std::partial_sort(order, order + window, order + n, before);
+    const size_t window = std::clamp(static_cast<size_t>(cache.window), least, n);
+    std::partial_sort(order, order + std::max(window, static_cast<size_t>(width)), order + n,
+                      before);
     return window;
   }
   std::sort(order, order + n, before);
   size_t window = 0;
-  for (float sum = 0; window < n && (window < n_used || sum < cache.mass); ++window) {
+  for (float sum = 0; window < n && (window < least || sum < cache.mass); ++window) {
     sum += p[order[window]];
   }
   return window;
 }
 
-void select_in_window(std::span<const float> logits, std::span<const uint64_t> resident,
-                      const float* p, const RouteRule& rule, const CacheRule& cache, int32_t* order,
-                      int32_t* ids) noexcept {
-  const size_t window = sort_window(logits, p, rule, cache, order);
-  const int protect = std::min(cache.protect, rule.n_used);
+void list_in_window(std::span<const float> logits, std::span<const uint64_t> resident,
+                    const float* p, int n_used, const CacheRule& cache, int width, int32_t* order,
+                    int32_t* ids) noexcept {
+  const size_t window = sort_window(logits, p, n_used, cache, width, order);
+  const int protect = std::min(cache.protect, n_used);
   int n = protect;
   std::copy_n(order, protect, ids);
-  for (size_t i = static_cast<size_t>(protect); i < window && n < rule.n_used; ++i) {
+  for (size_t i = static_cast<size_t>(protect); i < window && n < width; ++i) {
     if (has(resident, order[i])) ids[n++] = order[i];
   }
-  for (size_t i = static_cast<size_t>(protect); n < rule.n_used; ++i) {
-    if (!has(resident, order[i])) ids[n++] = order[i];
+  for (size_t i = static_cast<size_t>(protect); n < width; ++i) {
+    if (i >= window || !has(resident, order[i])) ids[n++] = order[i];
+  }
+}
+
+void list_by_key(std::span<const float> logits, std::span<const uint64_t> resident, const float* p,
+                 int n_used, const CacheRule& cache, int width, float* key, int32_t* ids) noexcept {
+  const int protect = std::min(cache.protect, n_used);
+  select_best(logits, p, protect, ids);
+  const size_t n = logits.size();
+  for (size_t e = 0; e < n; ++e) {
+    const bool in = has(resident, static_cast<int32_t>(e));
+    key[e] = cache.mode == Moce::Prior ? logits[e] + (in ? cache.bonus : 0.0f)
+                                       : p[e] * (in ? cache.factor : 1.0f);
+  }
+  int listed = protect;
+  for (int32_t e = 0; static_cast<size_t>(e) < n; ++e) {
+    if (among(ids, protect, e)) continue;
+    insert_ranked(e, width, ids, &listed, protect,
+                  [&](int32_t a, int32_t b) { return more_probable(logits, key, a, b); });
   }
 }
 
 }  // namespace
 
+void list_cached(std::span<const float> logits, std::span<const uint64_t> resident, int n_used,
+                 const CacheRule& cache, int width, const float* p, float* key, int32_t* order,
+                 int32_t* ids) noexcept {
+  if (cache.mode == Moce::MaxRank || cache.mode == Moce::CumProb) {
+    list_in_window(logits, resident, p, n_used, cache, width, order, ids);
+  } else {
+    list_by_key(logits, resident, p, n_used, cache, width, key, ids);
+  }
+}
+
 bool route_row_cached(std::span<const float> logits, std::span<const uint64_t> resident,
                       const RouteRule& rule, const CacheRule& cache, float* p, float* key,
                       int32_t* order, int32_t* ids, float* weights) noexcept {
   if (!route_probabilities(logits, p)) return false;
-  if (cache.mode == Moce::MaxRank || cache.mode == Moce::CumProb) {
-    select_in_window(logits, resident, p, rule, cache, order, ids);
-  } else {
-    const int protect = std::min(cache.protect, rule.n_used);
-    select_best(logits, p, protect, ids);
-    const size_t n = logits.size();
-    for (size_t e = 0; e < n; ++e) {
-      const bool in = has(resident, static_cast<int32_t>(e));
-      key[e] = cache.mode == Moce::Prior ? logits[e] + (in ? cache.bonus : 0.0f)
-                                         : p[e] * (in ? cache.factor : 1.0f);
-    }
-    int listed = protect;
-    for (int32_t e = 0; static_cast<size_t>(e) < n; ++e) {
-      if (among(ids, protect, e)) continue;
-      insert_ranked(e, rule.n_used, ids, &listed, protect,
-                    [&](int32_t a, int32_t b) { return more_probable(logits, key, a, b); });
-    }
-  }
+  list_cached(logits, resident, rule.n_used, cache, rule.n_used, p, key, order, ids);
   route_weights(p, rule, ids, weights);
   return true;
 }
@@ -98,6 +112,7 @@ MoceMeasures& MoceMeasures::operator+=(const MoceMeasures& other) noexcept {
 CacheRouter::CacheRouter(const MoceOptions& options, const Geometry& geometry)
     : options_(options), measures_(geometry.layers.size()) {
   const size_t n = most_experts(geometry);
+  p_.resize(n);
   key_.resize(n);
   order_.resize(n);
   exact_.resize(n);
@@ -105,7 +120,7 @@ CacheRouter::CacheRouter(const MoceOptions& options, const Geometry& geometry)
 }
 
 uint64_t CacheRouter::memory_bytes(const Geometry& geometry) noexcept {
-  return most_experts(geometry) * (sizeof(float) + 2 * sizeof(int32_t)) +
+  return most_experts(geometry) * (2 * sizeof(float) + 2 * sizeof(int32_t)) +
          geometry.layers.size() * sizeof(MoceMeasures);
 }
 
@@ -124,18 +139,35 @@ bool CacheRouter::route(int layer, std::span<const float> logits,
   ++m.rows;
   m.slots += static_cast<uint64_t>(rule.n_used);
 
-  const CacheRule cache{options_.mode, options_.protect, bonus(layer),
-                        factor_,       options_.window,  options_.mass};
-  const bool exact = options_.protect >= rule.n_used ||
-                     (options_.mode == Moce::Bonus && options_.bonus == 0) ||
-                     (options_.mode == Moce::Prior && options_.lambda == 0);
-  if (exact) return route_row(logits, rule, p, ids, weights);
-  if (!route_row_cached(logits, resident, rule, cache, p, key_.data(), order_.data(), ids,
+  if (exact(rule.n_used)) return route_row(logits, rule, p, ids, weights);
+  if (!route_row_cached(logits, resident, rule, rule_of(layer), p, key_.data(), order_.data(), ids,
                         weights)) {
     return false;
   }
   measure(m, logits, rule, p, ids);
   return true;
+}
+
+void CacheRouter::rank(int layer, std::span<const float> logits, std::span<const uint64_t> resident,
+                       int n_used, int width, std::vector<int32_t>* out) noexcept {
+  // Without probabilities nothing is selected: the order is of no account then.
+  if (exact(n_used) || !route_probabilities(logits, p_.data())) {
+    rank_ahead(logits, width, out);
+    return;
+  }
+  width = std::min(std::max(width, n_used), static_cast<int>(logits.size()));
+  out->resize(static_cast<size_t>(width));
+  list_cached(logits, resident, n_used, rule_of(layer), width, p_.data(), key_.data(),
+              order_.data(), out->data());
+}
+
+bool CacheRouter::exact(int n_used) const noexcept {
+  return options_.protect >= n_used || (options_.mode == Moce::Bonus && options_.bonus == 0) ||
+         (options_.mode == Moce::Prior && options_.lambda == 0);
+}
+
+CacheRule CacheRouter::rule_of(int layer) const noexcept {
+  return {options_.mode, options_.protect, bonus(layer), factor_, options_.window, options_.mass};
 }
 
 void CacheRouter::measure(MoceMeasures& m, std::span<const float> logits, const RouteRule& rule,

@@ -24,15 +24,21 @@ struct CacheRule {
   float mass = 0;
 };
 
-// Like route_row(), with `resident`: one bit per expert. First the `protect` experts of the largest
-// p; then, up to n_used, by
+// Experts in the order in which they are selected, `width` of them, at least n_used and at most
+// all; a selection is the first n_used. First the `protect` of the largest p; then by
 //   Bonus    p * (resident ? factor : 1)
 //   Prior    logit + (resident ? bonus : 0)
 //   MaxRank  resident ones among the `window` of the largest p in their order, then the others
 //   CumProb  the same, the window being the fewest experts whose p sum up to `mass`, at least
 //   n_used
-// Ties go to the larger logit, then to the lower index. `p` as in route_row(), `key` has room for
-// as many values, `order` for as many indices. Nothing but `resident` says what is in memory.
+// Ties go to the larger logit, then to the lower index. `resident` has one bit per expert; nothing
+// else says what is in memory. `p` is what route_probabilities() gave, `key` has room for as many
+// values, `order` for as many indices, `ids` for `width`.
+void list_cached(std::span<const float> logits, std::span<const uint64_t> resident, int n_used,
+                 const CacheRule& cache, int width, const float* p, float* key, int32_t* order,
+                 int32_t* ids) noexcept;
+
+// Like route_row(), but selects by list_cached().
 bool route_row_cached(std::span<const float> logits, std::span<const uint64_t> resident,
                       const RouteRule& rule, const CacheRule& cache, float* p, float* key,
                       int32_t* order, int32_t* ids, float* weights) noexcept;
@@ -58,9 +64,12 @@ class CacheRouter {
   bool route(int layer, std::span<const float> logits, std::span<const uint64_t> resident,
              const RouteRule& rule, float* p, int32_t* ids, float* weights) noexcept;
   void end_step(int rows) noexcept;
+  // The candidates of reads ahead (§E.2): the first `width`, n_used at least, of what route() would
+  // select from.
+  void rank(int layer, std::span<const float> logits, std::span<const uint64_t> resident,
+            int n_used, int width, std::vector<int32_t>* out) noexcept;
 
-  // What a resident expert's logit gains in a layer, for the ranking of reads ahead; 0 for the
-  // variants that add nothing.
+  // What a resident expert's logit gains in a layer; 0 for the variants that add nothing.
   float bonus(int layer) const noexcept;
   std::span<const MoceMeasures> by_layer() const noexcept { return measures_; }
   MoceMeasures total() const noexcept;
@@ -70,13 +79,16 @@ class CacheRouter {
 
  private:
   void set_factor() noexcept;
+  // Whether routing is as without a cache.
+  bool exact(int n_used) const noexcept;
+  CacheRule rule_of(int layer) const noexcept;
   void measure(MoceMeasures& m, std::span<const float> logits, const RouteRule& rule,
                const float* p, const int32_t* ids) noexcept;
 
   MoceOptions options_;
   float factor_ = 1;
   std::vector<MoceMeasures> measures_;
-  std::vector<float> key_;
+  std::vector<float> p_, key_;
   std::vector<int32_t> order_, exact_;
   // Since the guard last looked.
   int guard_tokens_ = 0;

@@ -28,40 +28,24 @@ int ahead_at_once(uint64_t expert_bytes, int depth) noexcept {
       std::clamp<uint64_t>(kBytes / std::max<uint64_t>(1, expert_bytes), 1, most));
 }
 
-void rank_ahead(std::span<const float> logits, std::span<const uint64_t> ready, int protect,
-                float bonus, int width, std::vector<int32_t>* out) {
+void rank_ahead(std::span<const float> logits, int width, std::vector<int32_t>* out) {
   const auto n = static_cast<int>(logits.size());
+  width = std::min(width, n);
   out->clear();
-  // The list stays sorted by value from `from` on; an equal later value goes behind.
-  const auto take = [&](int from, int upto, auto value) {
-    for (int e = 0; e < n; ++e) {
-      if (from > 0 && contains({out->data(), static_cast<size_t>(from)}, e)) continue;
-      const float v = value(e);
-      const bool full = static_cast<int>(out->size()) == upto;
-      if (full && !(v > value(out->back()))) continue;
-      if (!full) out->push_back(e);
-      size_t at = out->size() - 1;
-      for (; at > static_cast<size_t>(from) && v > value((*out)[at - 1]); --at) {
-        (*out)[at] = (*out)[at - 1];
-      }
-      (*out)[at] = e;
-    }
-  };
-  const auto raw = [&](int e) {
+  if (width < 1) return;
+  const auto value = [&](int32_t e) {
     const float z = logits[static_cast<size_t>(e)];
     return std::isnan(z) ? -std::numeric_limits<float>::infinity() : z;
   };
-  width = std::min(width, n);
-  if (bonus == 0.0f) {
-    if (width > 0) take(0, width, raw);
-    return;
-  }
-  protect = std::min(protect, width);
-  if (protect > 0) take(0, protect, raw);
-  if (width > protect) {
-    take(protect, width, [&](int e) {
-      return raw(e) + ((ready[static_cast<size_t>(e) / 64] >> (e % 64) & 1) != 0 ? bonus : 0.0f);
-    });
+  // The list stays sorted; an equal later value goes behind.
+  for (int32_t e = 0; e < n; ++e) {
+    const float v = value(e);
+    const bool full = static_cast<int>(out->size()) == width;
+    if (full && !(v > value(out->back()))) continue;
+    if (!full) out->push_back(e);
+    size_t at = out->size() - 1;
+    for (; at > 0 && v > value((*out)[at - 1]); --at) (*out)[at] = (*out)[at - 1];
+    (*out)[at] = e;
   }
 }
 
@@ -125,6 +109,12 @@ void AheadMeter::fresh(std::span<const int32_t> ids, std::span<const int32_t> ra
   uint64_t found = 0;
   for (const int32_t id : ids) found += contains(ranked, id) ? 1 : 0;
   fresh_.add(ids.size(), found);
+}
+
+void AheadMeter::used(int layer, int distance, bool late) noexcept {
+  AheadMeasures& m = of(layer, distance);
+  ++m.used;
+  m.late += late ? 1 : 0;
 }
 
 std::span<const int32_t> AheadMeter::previous(int layer) const noexcept {

@@ -20,19 +20,14 @@ inline constexpr int kMostAhead = 2;  // layers
 int ahead_width(int distance, int n_used) noexcept;
 int ahead_reads(int distance) noexcept;
 
-// How many experts of so many bytes may be being read ahead at once: 4.5 MB of them, but one at least
-// and at most half of `--io-depth`. A demand has to wait for them
+// How many experts of so many bytes may be being read ahead at once: 4.5 MB of them, but one at
+// least and at most half of `--io-depth`. A demand has to wait for them
 // (docs/decisions/011-read-ahead.md).
 int ahead_at_once(uint64_t expert_bytes, int depth) noexcept;
 
-// The ranks that are listed by raw logits, resident or not: what cache-aware routing protects.
-inline constexpr int kProtectedRanks = 3;
-
-// The `width` most probable experts (§E.2): first the `protect` with the largest logits, then the
-// others by logit + (resident ? bonus : 0); ties to the lower index. `ready`: one bit per expert.
-// With bonus 0 residency is not looked at. NaN logits are listed last.
-void rank_ahead(std::span<const float> logits, std::span<const uint64_t> ready, int protect,
-                float bonus, int width, std::vector<int32_t>* out);
+// The `width` experts of the largest logits, ties to the lower index, NaN last (§E.2 without
+// cache-aware routing; with it CacheRouter::rank()).
+void rank_ahead(std::span<const float> logits, int width, std::vector<int32_t>* out);
 
 // How good the predictions are (§E.4), from steps of one row. In probe mode nothing is read ahead,
 // so `missing` are all misses, and two controls are measured too: `fresh` ranks a layer's own
@@ -47,6 +42,9 @@ class AheadMeter {
   // or was read ahead for it. Predictions made for it before are used up.
   void routed(int layer, std::span<const int32_t> ids, std::span<const uint8_t> missing);
   void fresh(std::span<const int32_t> ids, std::span<const int32_t> ranked);
+  // An expert of the layer was read ahead, or what was is used for the first time.
+  void issued(int layer, int distance) noexcept { ++of(layer, distance).issued; }
+  void used(int layer, int distance, bool late) noexcept;
   // The selection of the layer's last routed(); empty before the first.
   std::span<const int32_t> previous(int layer) const noexcept;
 
@@ -64,6 +62,9 @@ class AheadMeter {
     int count = 0;  // 0: none
     int width = 0;
   };
+  AheadMeasures& of(int layer, int distance) noexcept {
+    return measures_[static_cast<size_t>(distance - 1)][static_cast<size_t>(layer)];
+  }
   size_t at(int layer) const noexcept { return static_cast<size_t>(layer) * most_used_; }
 
   size_t most_used_;

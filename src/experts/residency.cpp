@@ -101,8 +101,10 @@ void Residency::set_ready(const Slot& slot, bool ready) noexcept {
   const uint64_t bit = uint64_t{1} << (slot.expert % 64);
   if (ready) {
     ready_[word] |= bit;
+    n_hot_resident_ += hot_[slot.key];
   } else {
     ready_[word] &= ~bit;
+    n_hot_resident_ -= hot_[slot.key];
     epoch_[word] &= ~bit;
   }
 }
@@ -351,20 +353,12 @@ void Residency::choose_hot(double share) {
     for (size_t i = 0; i < n; ++i) hot_[ranked[i].second] = 1;
     n_hot_ += n;
   }
+  n_hot_resident_ = n_hot_;  // all of them are in memory
   for (SlotHeap& heap : victims_) heap.clear();
   for (size_t id = 0; id < first_transit_; ++id) {
     const Slot& s = slots_[id];
     if (s.state == SlotState::Ready && s.pin == 0) heap_insert(static_cast<int32_t>(id));
   }
-}
-
-uint64_t Residency::n_hot_resident() const noexcept {
-  uint64_t n = 0;
-  for (size_t id = 0; id < first_transit_; ++id) {
-    const Slot& s = slots_[id];
-    if (s.state == SlotState::Ready) n += hot_[key(s.layer, s.expert)];
-  }
-  return n;
 }
 
 uint64_t Residency::hot_cap(uint64_t n_slots, uint64_t n_expert) noexcept {

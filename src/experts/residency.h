@@ -101,7 +101,7 @@ class Residency {
   // The most of `n_slots` slots of a class that can be hot, if its largest layer has `n_expert`.
   static uint64_t hot_cap(uint64_t n_slots, uint64_t n_expert) noexcept;
   uint64_t n_hot() const noexcept { return n_hot_; }
-  uint64_t n_hot_resident() const noexcept;
+  uint64_t n_hot_resident() const noexcept { return n_hot_resident_; }
 
   // Residency by epochs (§F.5): what was resident when the epoch began and has stayed so.
   std::span<const uint64_t> epoch_bits(int layer) const noexcept;
@@ -161,6 +161,7 @@ class Residency {
   int tokens_ = 0;
   int position_ = 0;
   uint64_t n_hot_ = 0;
+  uint64_t n_hot_resident_ = 0;
   uint64_t evictions_ = 0;
   uint64_t evictions_hot_ = 0;
   uint64_t unused_spec_ = 0;

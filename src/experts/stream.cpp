@@ -50,7 +50,7 @@ ExpertStream::ExpertStream(Geometry geometry, std::shared_ptr<const StreamFiles>
                           pool_threads(options.depth), options.decorate, &io_),
              shape.alignment, residency_.n_slots() * kMaxParts),
       layer_router_(geometry_),
-      read_for_step_(residency_.n_slots(), 0),
+      read_for_(residency_.n_slots()),
       meter_(geometry_.layers.size(), most_used(geometry_)),
       layer_stall_ns_(geometry_.layers.size(), 0) {
   for (const SlotClass& c : shape.classes) slots_at_first_.push_back(c.slots);
@@ -185,17 +185,13 @@ void ExpertStream::classify_decode(const float* logits, int rows, int n_used) {
     bool missing = true;
     if (in_snapshot(representative)) {
       missing = residency_.take_unused(slot);
-      if (missing) count_spec_use(slot);
+      if (missing) count_spec_use(slot, false);
       ++(missing ? step_.uses.ra_timely : step_.uses.arena);
       if (first) hold(e, slot, false);
-    } else if (slot != kNoSlot) {  // being read ahead
+    } else if (slot != kNoSlot) {  // a guess or a lazy fill that is still being read
       ++step_.uses.ra_late;
-      if (residency_.take_unused(slot)) {
-        count_spec_use(slot);
-        awaited_[static_cast<size_t>(slot)] = 1;
-        --speculating_;
-        ++reading_;
-      }
+      if (residency_.take_unused(slot)) count_spec_use(slot, true);
+      await(slot);
     } else if (first) {
       ++step_.uses.miss_issued;
       pending_.push_back(e);
@@ -210,6 +206,13 @@ void ExpertStream::classify_decode(const float* logits, int rows, int n_used) {
   // What was kept for this layer is held now if it was selected; the rest may go.
   drop_guesses(0, layer_);
   release_ahead(layer_);
+}
+
+// What was being read for nobody in particular is now waited for.
+void ExpertStream::await(int32_t slot) noexcept {
+  if (std::exchange(awaited_[static_cast<size_t>(slot)], 1) != 0) return;
+  --speculating_;
+  ++reading_;
 }
 
 void ExpertStream::collect_prompt(int rows, int n_used) {
@@ -227,7 +230,7 @@ void ExpertStream::collect_prompt(int rows, int n_used) {
     if (in_snapshot(representative)) {
       ++counters_.prompt_arena_used;
       const int32_t slot = residency_.find(layer_, representative);
-      if (residency_.take_unused(slot)) ++counters_.ahead.used_later;
+      if (residency_.take_unused(slot)) count_spec_use(slot, false);
       hold(e, slot, false);
     } else {
       pending_.push_back(e);
@@ -489,17 +492,19 @@ void ExpertStream::copy_io_counters() {
   counters_.prompt = queue_.counts(ReadReason::Prompt);
   counters_.fill = queue_.counts(ReadReason::Fill);
   counters_.spec = queue_.counts(ReadReason::Spec);
-  counters_.spec_latency = queue_.latencies(ReadReason::Spec);
   counters_.ahead.pending = residency_.unused_spec();
   counters_.ahead.wasted = residency_.wasted_spec();
   counters_.demand_latency = queue_.latencies(ReadReason::Demand);
   counters_.prompt_latency = queue_.latencies(ReadReason::Prompt);
+  counters_.fill_latency = queue_.latencies(ReadReason::Fill);
+  counters_.spec_latency = queue_.latencies(ReadReason::Spec);
   counters_.io_busy_ns = queue_.busy_ns();
   counters_.io_latency_ns = queue_.latency_ns();
   counters_.read_errors_retried = queue_.retried();
   counters_.evict_total = residency_.evictions();
   counters_.evict_hot = residency_.evictions_hot();
   counters_.hot = residency_.n_hot();
+  counters_.hot_resident = residency_.n_hot_resident();
 }
 
 void ExpertStream::end_step(int rows) {

@@ -40,8 +40,10 @@ void ExpertStream::predict(int index, const float* logits, int rows) {
   }
   ranked_.clear();
   for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
-    rank_ahead({logits + row * n_expert, n_expert}, residency_.ready_bits(index), protected_ranks(),
-               router_ ? router_->bonus(index) : 0.0f, std::max(width, layer.n_used), &row_ranked_);
+    rank_candidates(
+        index, {logits + row * n_expert, n_expert},
+        options_.moce.epoch() ? residency_.epoch_bits(index) : residency_.ready_bits(index),
+        std::max(width, layer.n_used));
     if (rows == 1) meter_.predicted(index, distance, row_ranked_, width);
     row_ranked_.resize(std::min(row_ranked_.size(), static_cast<size_t>(width)));
     for (const int32_t e : row_ranked_) {
@@ -55,7 +57,7 @@ void ExpertStream::predict(int index, const float* logits, int rows) {
   for (const int32_t e : ranked_) {
     const int32_t slot = residency_.find(index, e);
     if (slot == kNoSlot) {
-      if (left-- > 0) guesses_.push_back({index, e});
+      if (left-- > 0) guesses_.push_back({index, e, distance});
     } else if (residency_.slot(slot).state == SlotState::Ready) {
       residency_.pin(slot);
       kept_.push_back({slot, index});
@@ -64,18 +66,25 @@ void ExpertStream::predict(int index, const float* logits, int rows) {
   read_guesses();
 }
 
+// By the rule that the layer's router will follow: what is guessed is what it would miss (§E.2).
+void ExpertStream::rank_candidates(int index, std::span<const float> logits,
+                                   std::span<const uint64_t> resident, int width) {
+  if (router_) {
+    const int n_used = geometry_.layers[static_cast<size_t>(index)].n_used;
+    router_->rank(index, logits, resident, n_used, width, &row_ranked_);
+  } else {
+    rank_ahead(logits, width, &row_ranked_);
+  }
+}
+
 // Demand goes first: guesses are read only while no demand is waiting or being read. A disk serves
 // what it was given side by side, so that even a later guess would slow an earlier demand; so will
 // those that are still being read when it comes, wherefore they are few.
 void ExpertStream::read_guesses() {
   if (guesses_.empty() && fill_head_ == fill_.size()) return;
   const bool demand = reading_ > 0 || pending_head_ < pending_.size();
-  const auto at_once = [&](const Guess& g) {
-    const LayerGeometry& layer = geometry_.layers[static_cast<size_t>(g.layer)];
-    return ahead_at_once(layer.expert_bytes(), options_.depth);
-  };
   size_t n = 0;
-  while (n < guesses_.size() && !demand && speculating_ < at_once(guesses_[n])) {
+  while (n < guesses_.size() && !demand && speculating_ < at_once(guesses_[n].layer)) {
     const Guess g = guesses_[n++];
     if (residency_.find(g.layer, g.expert) != kNoSlot) {
       ++counters_.ahead.cancelled;
@@ -88,14 +97,20 @@ void ExpertStream::read_guesses() {
       break;
     }
     ++counters_.ahead.issued;
-    read_for_step_[static_cast<size_t>(slot)] = counters_.steps;
+    meter_.issued(g.layer, g.distance);
+    read_for_[static_cast<size_t>(slot)] = {counters_.steps, g.distance};
     read_expert(slot);
     queue_.submit();
   }
   guesses_.erase(guesses_.begin(), guesses_.begin() + static_cast<std::ptrdiff_t>(n));
-  if (guesses_.empty() && !demand && phase_ == Phase::Decode && speculation_allowed_) {
-    start_fills(std::max(1, options_.depth / 2));
+  if (guesses_.empty() && !demand && phase_ == Phase::Decode && speculation_allowed_ &&
+      fill_head_ < fill_.size()) {
+    start_fills(at_once(fill_[fill_head_].layer));
   }
+}
+
+int ExpertStream::at_once(int index) const noexcept {
+  return ahead_at_once(geometry_.layers[static_cast<size_t>(index)].expert_bytes(), options_.depth);
 }
 
 void ExpertStream::drop_guesses(int first, int last) {
@@ -139,9 +154,11 @@ void ExpertStream::settle_ahead() {
   residency_.recycle_failed();
 }
 
-void ExpertStream::count_spec_use(int32_t slot) {
-  const bool same = read_for_step_[static_cast<size_t>(slot)] == counters_.steps;
+void ExpertStream::count_spec_use(int32_t slot, bool late) {
+  const ReadAheadFor& read = read_for_[static_cast<size_t>(slot)];
+  const bool same = phase_ == Phase::Decode && read.step == counters_.steps;
   ++(same ? counters_.ahead.used_same_token : counters_.ahead.used_later);
+  meter_.used(layer_, read.distance, late);
 }
 
 void ExpertStream::measure_ahead(const float* logits, int n_used) {
@@ -150,8 +167,8 @@ void ExpertStream::measure_ahead(const float* logits, int n_used) {
   meter_.routed(layer_, {ids_.data(), k}, {missing_.data(), k});
   if (options_.read_ahead != ReadAhead::Probe) return;
   const auto n = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
-  rank_ahead({logits, n}, snapshot_, protected_ranks(), router_ ? router_->bonus(layer_) : 0.0f,
-             n_used, &row_ranked_);
+  rank_candidates(layer_, {logits, n},
+                  options_.moce.epoch() ? residency_.epoch_bits(layer_) : snapshot_, n_used);
   meter_.fresh({ids_.data(), k}, row_ranked_);
 }
 
@@ -262,7 +279,6 @@ void ExpertStream::end_turn() {
   if (open_) end();
   for (RouteObserver* observer : layer_router_.observers()) observer->turn_ended();
   residency_.choose_hot(options_.hot_share);
-  counters_.hot_resident = residency_.n_hot_resident();
   copy_io_counters();
 }
 

@@ -113,7 +113,7 @@ uint64_t stream_table_bytes(const Geometry& geometry, const ArenaShape& shape) {
   for (const LayerGeometry& layer : geometry.layers) {
     if (layer.sums != nullptr) sums += layer.sums->sums.size() * sizeof(uint64_t);
   }
-  constexpr uint64_t kPerSlot = 48;     // failures, marks of the reads under way
+  constexpr uint64_t kPerSlot = 56;     // failures, marks of the reads under way
   constexpr uint64_t kPerExpert = 256;  // lists of the current layer, probabilities, marks
   return Residency::memory_bytes(geometry, shape) + n_expert * kPerExpert +
          CacheRouter::memory_bytes(geometry) +

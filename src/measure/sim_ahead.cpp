@@ -23,13 +23,16 @@ void Replay::predicted(const TraceEvent& event, const TraceChunk& chunk) {
   const int index = event.index;
   const experts::LayerGeometry& layer = model_.geometry.layers[event.index];
   const auto n_expert = static_cast<size_t>(layer.n_expert);
-  const int protect = router_ ? router_->options().protect : experts::kProtectedRanks;
   ranked_.clear();
   for (size_t row = 0; row < event.rows; ++row) {
-    experts::rank_ahead({chunk.logits.data() + event.at + row * n_expert, n_expert},
-                        residency_.ready_bits(index), protect,
-                        router_ ? router_->bonus(index) : 0.0f,
-                        width_of(event.distance, layer.n_used), &row_ranked_);
+    const std::span<const float> logits{chunk.logits.data() + event.at + row * n_expert, n_expert};
+    const int width = width_of(event.distance, layer.n_used);
+    if (router_) {
+      router_->rank(index, logits, routing_bits(index), layer.n_used, width, &row_ranked_);
+      row_ranked_.resize(std::min(row_ranked_.size(), static_cast<size_t>(width)));
+    } else {
+      experts::rank_ahead(logits, width, &row_ranked_);
+    }
     for (const int32_t e : row_ranked_) {
       if (std::find(ranked_.begin(), ranked_.end(), e) == ranked_.end()) ranked_.push_back(e);
     }
@@ -50,11 +53,13 @@ void Replay::predicted(const TraceEvent& event, const TraceChunk& chunk) {
 
 // What the disk does between the layer's demand and the next layer, which begins at now_s_.
 void Replay::read_guesses() {
-  const auto most = static_cast<size_t>(std::max(1, model_.depth / 2));
   double at_s = guesses_from_s_;
   size_t n = 0;
   while (n < guesses_.size()) {
-    if (in_flight_.size() >= most) {
+    const experts::LayerGeometry& of =
+        model_.geometry.layers[static_cast<size_t>(guesses_[n].layer)];
+    const int most = experts::ahead_at_once(of.expert_bytes(), model_.depth);
+    if (in_flight_.size() >= static_cast<size_t>(most)) {
       const auto first = std::min_element(
           in_flight_.begin(), in_flight_.end(),
           [](const InFlight& a, const InFlight& b) { return a.done_s < b.done_s; });

@@ -104,6 +104,11 @@ void Replay::open_layer(const TraceEvent& event, int n_used) {
   if (setting_.ahead.on) land(now_s_);
 }
 
+// What cache-aware routing sees of a layer.
+std::span<const uint64_t> Replay::routing_bits(int index) const noexcept {
+  return setting_.moce.epoch() ? residency_.epoch_bits(index) : residency_.ready_bits(index);
+}
+
 // The trace's selection, or what cache-aware routing makes of the logits.
 std::span<const int32_t> Replay::selection(const TraceEvent& event, const TraceChunk& chunk) {
   const experts::LayerGeometry& layer = model_.geometry.layers[event.index];
@@ -116,8 +121,7 @@ std::span<const int32_t> Replay::selection(const TraceEvent& event, const TraceC
   }
   const auto n_expert = static_cast<size_t>(layer.n_expert);
   const experts::RouteRule rule{layer.n_used, true, 1.0f};
-  const std::span<const uint64_t> resident =
-      setting_.moce.epoch() ? residency_.epoch_bits(layer_) : residency_.ready_bits(layer_);
+  const std::span<const uint64_t> resident = routing_bits(layer_);
   for (size_t row = 0; row < event.rows; ++row) {
     const std::span<const float> z{chunk.logits.data() + event.logits + row * n_expert, n_expert};
     if (!router_->route(layer_, z, resident, rule, probabilities_.data(),

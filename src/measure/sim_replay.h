@@ -49,6 +49,7 @@ class Replay {
   void fill();
   void decode(const TraceEvent& event, const TraceChunk& chunk);
   void open_layer(const TraceEvent& event, int n_used);
+  std::span<const uint64_t> routing_bits(int index) const noexcept;
   std::span<const int32_t> selection(const TraceEvent& event, const TraceChunk& chunk);
   void decode_one(std::span<const int32_t> ids);
   int32_t take_slot(int32_t expert);

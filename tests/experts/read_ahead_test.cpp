@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "experts/expert_files.h"
 #include "experts/faulty_backend.h"
+#include "experts/moce.h"
 #include "experts/residency.h"
 #include "experts/route.h"
 #include "experts/stream.h"
@@ -19,10 +20,9 @@
 namespace penstock::experts::test {
 namespace {
 
-std::vector<int32_t> rank(const std::vector<float>& logits, const std::vector<uint64_t>& ready,
-                          int protect, float bonus, int width) {
+std::vector<int32_t> rank(const std::vector<float>& logits, int width) {
   std::vector<int32_t> out;
-  rank_ahead(logits, ready, protect, bonus, width, &out);
+  rank_ahead(logits, width, &out);
   return out;
 }
 
@@ -50,8 +50,12 @@ TEST(AheadAtOnce, IsSoManyBytesInWholeExperts) {
   EXPECT_EQ(ahead_at_once(50'000'000, 8), 1);
 }
 
-// The reference: two stable sorts, as §E.2 tells it.
-TEST(RankAhead, IsLeadersByLogitThenTheRestWithTheBonus) {
+bool has(const std::vector<uint64_t>& bits, int32_t e) {
+  return (bits[static_cast<size_t>(e) / 64] >> (e % 64) & 1) != 0;
+}
+
+// The reference: a stable sort.
+TEST(RankAhead, IsByLogit) {
   std::mt19937 random(3);
   for (int round = 0; round < 2000; ++round) {
     const int n = 1 + static_cast<int>(random() % 130);
@@ -59,24 +63,13 @@ TEST(RankAhead, IsLeadersByLogitThenTheRestWithTheBonus) {
     if (round % 5 == 0) {
       logits[random() % logits.size()] = -std::numeric_limits<float>::infinity();
     }
-    const std::vector<uint64_t> ready = random_bits(random, n);
-    const float bonus = round % 2 == 0 ? 0.0f : 0.85f;
-    const int protect = static_cast<int>(random() % 5);
     const int width = 1 + static_cast<int>(random() % 20);
     std::vector<int32_t> all(static_cast<size_t>(n));
     std::iota(all.begin(), all.end(), 0);
-    const auto resident = [&](int32_t e) {
-      return (ready[static_cast<size_t>(e) / 64] >> (e % 64) & 1) != 0;
-    };
     const auto z = [&](int32_t e) { return logits[static_cast<size_t>(e)]; };
     std::stable_sort(all.begin(), all.end(), [&](int32_t a, int32_t b) { return z(a) > z(b); });
-    const auto leaders = all.begin() + std::min(protect, n);
-    std::sort(leaders, all.end());
-    std::stable_sort(leaders, all.end(), [&](int32_t a, int32_t b) {
-      return z(a) + (resident(a) ? bonus : 0) > z(b) + (resident(b) ? bonus : 0);
-    });
     all.resize(static_cast<size_t>(std::min(width, n)));
-    ASSERT_EQ(rank(logits, ready, protect, bonus, width), all) << round;
+    ASSERT_EQ(rank(logits, width), all) << round;
   }
 }
 
@@ -84,33 +77,63 @@ TEST(RankAhead, ANanIsNoCandidateOfNote) {
   std::vector<float> logits(16, 0.0f);
   logits[2] = std::numeric_limits<float>::quiet_NaN();
   logits[7] = 1.0f;
-  EXPECT_EQ(rank(logits, {0}, 3, 0.0f, 3), (std::vector<int32_t>{7, 0, 1}));
+  EXPECT_EQ(rank(logits, 3), (std::vector<int32_t>{7, 0, 1}));
+}
+
+Geometry one_layer(int n_expert) {
+  Geometry geometry;
+  LayerGeometry layer;
+  layer.n_expert = n_expert;
+  layer.n_used = 2;
+  layer.gate.bytes = layer.up.bytes = layer.down.bytes = 4096;
+  geometry.layers.push_back(layer);
+  return geometry;
 }
 
 // Told the true logits, with as many candidates as the router takes, what would be read is what the
-// router then misses.
+// router then misses; with more, these come first (§E.2).
 TEST(RankAhead, WithTrueLogitsTheCandidatesAreTheMisses) {
+  const std::vector<MoceOptions> modes = {
+      {},
+      {.mode = Moce::Bonus, .bonus = 0.85f},
+      {.mode = Moce::Bonus, .bonus = 0.85f, .protect = 12},  // exact
+      {.mode = Moce::Prior, .lambda = 0.3f},
+      {.mode = Moce::MaxRank, .window = 20},
+      {.mode = Moce::CumProb, .mass = 0.9f},
+  };
   std::mt19937 random(5);
-  for (int round = 0; round < 10000; ++round) {
+  for (int round = 0; round < 12000; ++round) {
+    const MoceOptions& mode = modes[static_cast<size_t>(round) % modes.size()];
     const int n = 16 + static_cast<int>(random() % 500);
     const int k = 2 + static_cast<int>(random() % 9);
     const std::vector<float> logits = random_logits(random, n);
     const std::vector<uint64_t> ready = random_bits(random, n);
     std::vector<float> p(logits.size()), weights(static_cast<size_t>(k));
-    std::vector<int32_t> ids(static_cast<size_t>(k));
-    ASSERT_TRUE(route_row(logits, {k, true, 1.0f}, p.data(), ids.data(), weights.data()));
-    const auto missing = [&](const std::vector<int32_t>& list) {
-      std::set<int32_t> out;
-      for (const int32_t e : list) {
-        if ((ready[static_cast<size_t>(e) / 64] >> (e % 64) & 1) == 0) out.insert(e);
-      }
-      return out;
+    std::vector<int32_t> ids(static_cast<size_t>(k)), equal, wider;
+    const RouteRule rule{k, true, 1.0f};
+    if (mode.on()) {
+      CacheRouter router(mode, one_layer(n));
+      ASSERT_TRUE(router.route(0, logits, ready, rule, p.data(), ids.data(), weights.data()));
+      router.rank(0, logits, ready, k, k, &equal);
+      router.rank(0, logits, ready, k, k + 2, &wider);
+    } else {
+      ASSERT_TRUE(route_row(logits, rule, p.data(), ids.data(), weights.data()));
+      equal = rank(logits, k);
+      wider = rank(logits, k + 2);
+    }
+    const auto missing = [&](std::vector<int32_t> list) {
+      std::erase_if(list, [&](int32_t e) { return has(ready, e); });
+      return std::set<int32_t>(list.begin(), list.end());
     };
-    ASSERT_EQ(missing(rank(logits, ready, kProtectedRanks, 0.0f, k)), missing(ids)) << round;
+    ASSERT_EQ(missing(equal), missing(ids)) << round;
+    ASSERT_EQ(wider.size(), static_cast<size_t>(k + 2));
+    ASSERT_EQ(std::set<int32_t>(wider.begin(), wider.end()).size(), wider.size()) << round;
+    wider.resize(static_cast<size_t>(k));
+    ASSERT_EQ(missing(wider), missing(ids)) << round;
   }
 }
 
-// Three leaders that are not resident behind eight boosted residents: the leaders come first.
+// Three leaders that are not resident behind nine boosted residents: the leaders come first.
 TEST(RankAhead, BoostedResidentsDoNotHideTheLeaders) {
   std::vector<float> logits(64, -5.0f);
   uint64_t ready = 0;
@@ -120,7 +143,9 @@ TEST(RankAhead, BoostedResidentsDoNotHideTheLeaders) {
     logits[static_cast<size_t>(40 + e)] = 1.6f;
     ready |= uint64_t{1} << (40 + e);
   }
-  const std::vector<int32_t> list = rank(logits, {ready}, kProtectedRanks, 0.85f, 8);
+  CacheRouter router({.mode = Moce::Bonus, .bonus = 0.85f}, one_layer(64));
+  std::vector<int32_t> list;
+  router.rank(0, logits, std::span(&ready, 1), 8, 8, &list);
   EXPECT_EQ(list, (std::vector<int32_t>{20, 21, 22, 40, 41, 42, 43, 44}));
 }
 
@@ -220,9 +245,10 @@ struct Script {
 class ReadAheadModes : public testing::TestWithParam<IoMode> {
  protected:
   std::unique_ptr<Stream> open(const Geometry& geometry, uint64_t n_slots, ReadAhead mode,
-                               Faults faults = {}) {
+                               Faults faults = {}, const MoceOptions& moce = {}) {
     StreamOptions options;
     options.io = GetParam();
+    options.moce = moce;
     options.depth = 8;
     options.read_ahead = mode;
     options.decorate = with_faults(std::move(faults));
@@ -316,6 +342,11 @@ TEST_P(ReadAheadModes, DeliversTheRightBytesWhateverIsForetold) {
         EXPECT_EQ(c.ahead.issued,
                   c.ahead.used_same_token + c.ahead.used_later + c.ahead.wasted + c.ahead.pending);
         EXPECT_EQ(c.first.total() + c.steady.total(), c.uses_expected);
+        AheadMeasures all = stream->ahead()->total(1);
+        all += stream->ahead()->total(2);
+        EXPECT_EQ(all.issued, c.ahead.issued);
+        EXPECT_EQ(all.used, c.ahead.used());
+        EXPECT_EQ(all.late, c.first.ra_late + c.steady.ra_late);
         if (right == 1.0 && slots == 40) {
           EXPECT_GT(c.steady.ra_timely + c.steady.ra_late, c.steady.total() / 20);
         }
@@ -451,6 +482,27 @@ TEST_P(ReadAheadModes, AProbeReadsNothingAndItsControlIsPerfect) {
   EXPECT_GT(meter.total(1).overlap, meter.total(1).slots / 4);
   EXPECT_LT(meter.total(1).overlap, meter.total(1).slots);
   EXPECT_GT(meter.total(1).missing, meter.total(1).covered);
+}
+
+// The control ranks as the router selects, whichever variant that is and whatever it sees as
+// resident.
+TEST_P(ReadAheadModes, TheControlOfAProbeIsPerfectWithCacheAwareRoutingToo) {
+  const Directory directory;
+  const Geometry geometry = write_experts(directory, {{.n_expert = 32}, {.n_expert = 32}, {}});
+  for (const MoceResidency residency : {MoceResidency::Live, MoceResidency::Epoch}) {
+    for (const Moce mode : {Moce::Bonus, Moce::Prior, Moce::MaxRank, Moce::CumProb}) {
+      const MoceOptions moce{.mode = mode, .protect = 1, .window = 12, .residency = residency};
+      const auto stream = open(geometry, 30, ReadAhead::Probe, {}, moce);
+      std::mt19937 random(23);
+      for (int step = 0; step < 40; ++step) {
+        run_step(*stream, random_script(geometry, random, 1, 0.8));
+      }
+      EXPECT_GT(stream->moce()->total().replaced, 0u);
+      const AheadMeasures& fresh = stream->ahead()->fresh();
+      EXPECT_EQ(fresh.layers, 120u);
+      EXPECT_EQ(fresh.overlap, fresh.slots) << moce_name(mode);
+    }
+  }
 }
 
 TEST_P(ReadAheadModes, OffMeansOff) {

@@ -289,6 +289,8 @@ TEST(Residency, HotExpertsGoLastAndNotForGuesses) {
   EXPECT_EQ(r.acquire_ahead(9, 0, 100, 100), kNoSlot);
   EXPECT_NE(r.acquire(9, 0, ReadReason::Demand, true), kNoSlot);
   EXPECT_EQ(r.evictions_hot(), 1u);
+  EXPECT_EQ(r.n_hot(), 20u);
+  EXPECT_EQ(r.n_hot_resident(), 19u);
   r.choose_hot(0.0);
   EXPECT_EQ(r.n_hot(), 0u);
   for (const int32_t id : pinned) r.unpin(id, 0);
