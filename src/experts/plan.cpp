@@ -84,9 +84,16 @@ std::string smaller(const char* flag, int now, uint64_t unit, int least, uint64_
                      bytes_and_mib(most * unit));
 }
 
+// Fewer than one token touches, where nearly every use may miss, must be asked for by number
+// (spec/streaming.md §C.2 would refuse --evict lru alone and warn otherwise).
+uint64_t least_slots(const PlanRequest& request, const Plan& plan) {
+  if (request.arena_slots) return plan.hard_floor;
+  return std::min(std::max(plan.hard_floor, plan.cycle), plan.shape.n_experts());
+}
+
 // Fewer slots, another --memory, or a smaller model, whichever the request leaves room for.
 std::string other_remedy(const PlanRequest& request, const Plan& plan, uint64_t shortfall) {
-  const uint64_t floor = plan.hard_floor;
+  const uint64_t floor = least_slots(request, plan);
   const uint64_t kept = plan.fuse + plan.margin;
   const uint64_t free = plan.available > kept ? plan.available - kept : 0;
   ArenaShape smallest = plan.shape;
@@ -118,12 +125,18 @@ PlanRefusal too_large(const PlanRequest& request, const Plan& plan, std::string 
                       uint64_t shortfall) {
   constexpr int kLeastCtx = 256;
   constexpr int kLeastChunk = 16;
-  return {std::move(why),
-          shortfall,
-          {smaller("--ctx", request.ctx, request.kv_per_position, kLeastCtx, shortfall),
-           smaller("--prompt-chunk", request.prompt_chunk, request.scratch_per_token, kLeastChunk,
-                   shortfall),
-           other_remedy(request, plan, shortfall)}};
+  PlanRefusal refusal{std::move(why),
+                      shortfall,
+                      {smaller("--ctx", request.ctx, request.kv_per_position, kLeastCtx, shortfall),
+                       smaller("--prompt-chunk", request.prompt_chunk, request.scratch_per_token,
+                               kLeastChunk, shortfall),
+                       other_remedy(request, plan, shortfall)}};
+  if (plan.fewer_slots != 0) {
+    refusal.remedies.push_back(
+        fmt::format("--arena-slots {}: they fit, but one token touches {} experts: expect few hits",
+                    plan.fewer_slots, plan.cycle));
+  }
+  return refusal;
 }
 
 PlanRefusal too_few_slots(const PlanRequest& request, const Plan& plan) {
@@ -144,21 +157,13 @@ void add_up(Plan& plan, uint64_t least_slack) {
   plan.peak_decode = plan.peak_prefill - plan.terms.scratch_prompt;
 }
 
-// Slots below one token cycle: a warning, or a refusal where every use would miss.
-std::optional<PlanRefusal> check_cycle(const PlanRequest& request, Plan& plan) {
-  const uint64_t slots = plan.slots();
-  if (slots >= plan.cycle || plan.shape.holds_all()) return std::nullopt;
-  if (request.evict == Evict::Lru) {
-    return PlanRefusal{fmt::format("{} slots are fewer than the {} experts one token touches: with "
-                                   "--evict lru every use would miss",
-                                   slots, plan.cycle),
-                       0,
-                       {"--evict lfu", fmt::format("at least --arena-slots {}", plan.cycle)}};
-  }
-  plan.warnings.push_back(
-      fmt::format("{} slots are fewer than the {} experts one token touches: expect few hits",
-                  slots, plan.cycle));
-  return std::nullopt;
+// Slots below one token cycle, asked for by number.
+void warn_below_cycle(const PlanRequest& request, Plan& plan) {
+  if (plan.slots() >= plan.cycle || plan.shape.holds_all()) return;
+  plan.warnings.push_back(fmt::format(
+      "{} slots are fewer than the {} experts one token touches: {}", plan.slots(), plan.cycle,
+      request.evict == Evict::Lru ? "with --evict lru every use will miss; --evict lfu"
+                                  : "expect few hits"));
 }
 
 std::string row(const char* name, uint64_t bytes) {
@@ -185,7 +190,8 @@ PlanOutcome try_plan(const PlanRequest& request) {
 
   const bool chosen = request.memory.has_value() || request.arena_slots.has_value();
   const uint64_t least_slack = chosen ? kLeastChosenSlack : kLeastSlack;
-  const bool too_few = !request.mapped && request.arena_slots && *request.arena_slots < plan.hard_floor;
+  const bool too_few =
+      !request.mapped && request.arena_slots && *request.arena_slots < plan.hard_floor;
   if (request.mapped) {
     plan.hard_floor = 0;
   } else if (request.arena_slots) {
@@ -196,8 +202,15 @@ PlanOutcome try_plan(const PlanRequest& request) {
                 request.transit);
   }
   add_up(plan, least_slack);
-
   const uint64_t kept = plan.fuse + plan.margin;
+  if (const uint64_t least = least_slots(request, plan); !request.mapped && plan.slots() < least) {
+    const bool fits =
+        plan.peak_prefill <= plan.budget && plan.peak_prefill + kept <= plan.available;
+    plan.fewer_slots = fits ? plan.slots() : 0;
+    share_slots(plan.shape, least, request.depth, request.transit);
+    add_up(plan, least_slack);
+  }
+
   if (too_few) {
     outcome.refusal = too_few_slots(request, plan);
   } else if (plan.peak_prefill > plan.budget) {
@@ -213,7 +226,7 @@ PlanOutcome try_plan(const PlanRequest& request) {
         too_large(request, plan, "too little memory would be left to the rest of the machine",
                   plan.peak_prefill + kept - plan.available);
   } else if (!request.mapped) {
-    outcome.refusal = check_cycle(request, plan);
+    warn_below_cycle(request, plan);
   }
   return outcome;
 }

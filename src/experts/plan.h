@@ -61,6 +61,8 @@ struct Plan {
   uint64_t margin = 0;         // kept between predicted minimum availability and the fuse
   uint64_t peak_decode = 0;
   uint64_t peak_prefill = 0;
+  // Where the slots for one token do not fit: how many would, which must be asked for by number.
+  uint64_t fewer_slots = 0;
   std::vector<std::string> warnings;
 
   uint64_t slots() const noexcept { return shape.slots(); }

@@ -60,7 +60,7 @@ TEST(PlanAdvice, FollowedItHoldsEveryExpert) {
 
 TEST(PlanAdvice, BelowATokenCycleItNamesTheMemoryForOne) {
   PlanRequest tight = request();
-  tight.memory = 672 * kMiB;
+  tight.arena_slots = 14;
   const Plan plan = make_plan(tight);
   ASSERT_LT(plan.slots(), plan.cycle);
   tight.chunk_shrunk = true;

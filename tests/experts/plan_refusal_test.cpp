@@ -41,7 +41,7 @@ TEST(PlanRefusal, KeepsThePlanAndTheShortfall) {
   const PlanOutcome outcome = try_plan(tight);
   ASSERT_FALSE(outcome.fits());
   EXPECT_TRUE(outcome.plan.memory_chosen);
-  EXPECT_EQ(outcome.plan.slots(), outcome.plan.hard_floor);
+  EXPECT_EQ(outcome.plan.slots(), outcome.plan.cycle);
   EXPECT_EQ(outcome.refusal->shortfall, outcome.plan.peak_prefill - kGiB);
   EXPECT_NE(outcome.refusal->why.find("smallest arena"), std::string::npos);
   ASSERT_EQ(outcome.refusal->remedies.size(), 3u);
@@ -74,10 +74,7 @@ TEST(PlanRefusal, SlotsThatCannotWorkAreNoShortfall) {
   few.arena_slots = floor.plan.hard_floor;
   EXPECT_TRUE(try_plan(few).fits());
   few.evict = Evict::Lru;
-  const PlanOutcome lru = try_plan(few);
-  ASSERT_FALSE(lru.fits());
-  EXPECT_EQ(lru.refusal->shortfall, 0u);
-  EXPECT_EQ(lru.refusal->remedies.front(), "--evict lfu");
+  EXPECT_TRUE(try_plan(few).fits());  // with a warning
 }
 
 TEST(PlanRefusal, MemoryForSlotsIsEnoughAndNotMuchMore) {

@@ -246,7 +246,9 @@ TEST(Plan, ExplicitSlotsAreTakenAsTheyAre) {
   request.arena_slots = 30;  // under the cycle of 48
   EXPECT_EQ(make_plan(request).warnings.size(), 1u);
   request.evict = Evict::Lru;
-  expect_in(refusal(request), {"30 slots", "48", "--evict lfu", "--arena-slots 48"});
+  ASSERT_EQ(make_plan(request).warnings.size(), 1u);
+  expect_in(make_plan(request).warnings[0],
+            {"30 slots", "48", "every use will miss", "--evict lfu"});
   request.evict = Evict::Lfu;
   request.arena_slots = 12;
   EXPECT_EQ(make_plan(request).slots(), 12u);
@@ -259,7 +261,7 @@ TEST(Plan, ARefusalNamesEverythingAndThreeWaysOut) {
   request.machine.available = 4 * kGiB;  // minus 2.4 GiB and 256 MiB: 1382.4 MiB
   const std::string text = refusal(request);
   const uint64_t slot = request.shape.classes[0].slot_bytes;
-  const uint64_t arena = (12 + 16) * slot;
+  const uint64_t arena = (48 + 16) * slot;
   const uint64_t slack = 64 * kMiB;
   const uint64_t budget = 4 * kGiB - 24 * kGiB / 10 - 256 * kMiB;
   const uint64_t shortfall = kOthers + arena + slack - budget;
@@ -276,9 +278,26 @@ TEST(Plan, ARefusalNamesEverythingAndThreeWaysOut) {
   const uint64_t positions = (shortfall + 65535) / 65536;
   expect_in(text, {"--ctx " + std::to_string(4096 - positions) + " instead of 4096"});
   request.terms.kv -= positions * 65536;
-  EXPECT_EQ(make_plan(request).slots(), 12u);
+  EXPECT_EQ(make_plan(request).slots(), 48u);
   request.terms.kv += 65536;
   expect_in(refusal(request), {"short by"});
+}
+
+TEST(Plan, FewerSlotsThanATokenTouchesMustBeAskedForByNumber) {
+  PlanRequest request = request_for(model());
+  request.memory = memory_for_slots(request, 30);
+  for (const Evict evict : {Evict::Lfu, Evict::Lru}) {
+    request.evict = evict;
+    expect_in(refusal(request), {"the smallest arena, 48 slots", "short by", "--memory ",
+                                 "--arena-slots 30", "one token touches 48 experts"});
+  }
+  request.memory = memory_for_slots(request, 48);
+  EXPECT_EQ(make_plan(request).slots(), 48u);
+  EXPECT_TRUE(make_plan(request).warnings.empty());
+  request.memory = memory_for_slots(request, 30);
+  request.arena_slots = 30;
+  EXPECT_EQ(make_plan(request).slots(), 30u);
+  EXPECT_EQ(make_plan(request).warnings.size(), 1u);
 }
 
 TEST(Plan, RemediesFitTheSettings) {
@@ -290,7 +309,7 @@ TEST(Plan, RemediesFitTheSettings) {
   request.terms.dense = 2600 * kMiB;
   expect_in(refusal(request), {"--memory 3430M, the most that is free"});
   request.memory = 3430 * kMiB;
-  EXPECT_GE(make_plan(request).slots(), 12u);
+  EXPECT_GE(make_plan(request).slots(), 48u);
   request = request_for(model());
   request.memory = kGiB;
   const std::string text = refusal(request);
@@ -298,7 +317,7 @@ TEST(Plan, RemediesFitTheSettings) {
   const size_t at = text.find("--memory ", text.find("3. "));
   PlanRequest followed = request;
   followed.memory = std::stoull(text.substr(at + 9)) * kMiB;
-  EXPECT_GE(make_plan(followed).slots(), 12u);
+  EXPECT_GE(make_plan(followed).slots(), 48u);
 
   request = request_for(model());
   request.machine.available = 4 * kGiB + 400 * kMiB;
