@@ -42,7 +42,8 @@ Json io_json(const experts::IoReport& io) {
 
 Json measures_json(const experts::AheadMeasures& m) {
   return {{"layers", m.layers}, {"slots", m.slots},     {"overlap", m.overlap},
-          {"exact", m.exact},   {"missing", m.missing}, {"covered", m.covered}};
+          {"exact", m.exact},   {"missing", m.missing}, {"covered", m.covered},
+          {"issued", m.issued}, {"used", m.used},       {"late", m.late}};
 }
 
 // Predictions against what was selected; null without read-ahead.
@@ -223,6 +224,36 @@ Json residency_json(const engine::Session& session, const Counters& c) {
   return out;
 }
 
+// What was read, and how long it took. Of the mapped file nobody counts either.
+std::string read_rows(const Counters& c) {
+  const double row_mb = static_cast<double>(c.ple.bytes) * 1e-6;
+  if (c.mapped != 0) {
+    return c.ple.reads == 0 ? std::string()
+                            : fmt::format("  read        {:.2f} MB of n-gram rows\n", row_mb);
+  }
+  const double decode_mb = static_cast<double>(c.demand.bytes + c.spec.bytes) * 1e-6;
+  std::string out = fmt::format("  read        {:.2f} MB for the prompt, {:.2f} MB in decode",
+                                static_cast<double>(c.prompt.bytes) * 1e-6, decode_mb);
+  if (c.tokens != 0) {
+    const auto tokens = static_cast<double>(c.tokens);
+    out += fmt::format(" ({:.2f} MB and {:.2f} ms of waiting per token)", decode_mb / tokens,
+                       static_cast<double>(c.stall_ns) * 1e-6 / tokens);
+  }
+  if (c.ple.reads != 0) out += fmt::format(", {:.2f} MB of n-gram rows", row_mb);
+  out += "\n";
+  if (c.io_busy_ns != 0) {
+    out += fmt::format("  reads       {:.2f} at once on average",
+                       static_cast<double>(c.io_latency_ns) / static_cast<double>(c.io_busy_ns));
+    if (c.demand.reads != 0) {
+      out += fmt::format("; demand: half within {:.2f} ms, 99 % within {:.2f} ms",
+                         c.demand_latency.within_ns(0.5) * 1e-6,
+                         c.demand_latency.within_ns(0.99) * 1e-6);
+    }
+    out += "\n";
+  }
+  return out;
+}
+
 std::string watchdog_row(const engine::Runtime& runtime) {
   const experts::Watchdog* watchdog = runtime.watchdog();
   if (watchdog == nullptr) return {};
@@ -273,10 +304,10 @@ std::string summary_table(engine::Session& session, const std::string& end) {
     const uint64_t misses = uses.miss_issued + uses.miss_joined;
     const uint64_t ahead = uses.ra_timely + uses.ra_late;
     out += fmt::format(
-        "  experts     {} uses: arena hits {:.2f} % ({}), read-ahead hits {:.2f} % ({}), misses "
-        "{:.2f} % ({})\n",
+        "  experts     {} uses: arena hits {:.2f} % ({}), read-ahead hits {:.2f} % ({}, {} of them "
+        "late), misses {:.2f} % ({})\n",
         uses.total(), share(uses.arena, uses.total()), uses.arena, share(ahead, uses.total()),
-        ahead, share(misses, uses.total()), misses);
+        ahead, uses.ra_late, share(misses, uses.total()), misses);
   }
   if (counters.mapped != 0) {
     out += fmt::format("  experts     {} uses, all in the mapped file; {} fetched from the disk\n",
@@ -285,20 +316,8 @@ std::string summary_table(engine::Session& session, const std::string& end) {
   out += moce_row(runtime);
   out += profile_rows(session, counters);
   out += ahead_rows(runtime.stream(), counters);
-  const uint64_t tokens = counters.tokens;
-  const double decode_mb = static_cast<double>(counters.demand.bytes + counters.spec.bytes) * 1e-6;
-  out += fmt::format("  read        {:.2f} MB for the prompt, {:.2f} MB in decode",
-                     static_cast<double>(counters.prompt.bytes) * 1e-6, decode_mb);
-  if (tokens != 0) {
-    out += fmt::format(" ({:.2f} MB and {:.2f} ms of waiting per token)",
-                       decode_mb / static_cast<double>(tokens),
-                       static_cast<double>(counters.stall_ns) * 1e-6 / static_cast<double>(tokens));
-  }
-  if (counters.ple.reads != 0) {
-    out +=
-        fmt::format(", {:.2f} MB of n-gram rows", static_cast<double>(counters.ple.bytes) * 1e-6);
-  }
-  out += fmt::format("\n  experts in  {}\n", runtime.source().describe());
+  out += read_rows(counters);
+  out += fmt::format("  experts in  {}\n", runtime.source().describe());
   out += fmt::format("  held        {}\n", experts::io_choice(runtime.options().stream, plan.shape,
                                                               runtime.io_automatic()));
   if (counters.records_verified != 0) {
@@ -372,6 +391,7 @@ Json counters_json(const engine::Session& session) {
           {"stall_events", c.stall_events},
           {"io_busy_ns", c.io_busy_ns},
           {"io_latency_ns", c.io_latency_ns},
+          {"read_latencies", measure::latencies_json(c)},
           {"read_errors_retried", c.read_errors_retried},
           {"evict_total", c.evict_total},
           {"evict_hot", c.evict_hot},
