@@ -45,6 +45,13 @@ std::string builtin_text(const Flags& flags) {
   return measure::builtin_campaign(request);
 }
 
+// A campaign file, or the manifest of one that was run.
+std::string file_text(const std::string& path) {
+  std::string text = read_text_file(path);
+  if (!path.ends_with(".json")) return text;
+  return measure::campaign_toml(measure::parse_json(text, path), path);
+}
+
 bool is_builtin(const std::string& name) {
   const auto& names = measure::builtin_campaigns();
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -62,7 +69,7 @@ int run_bench(const Flags& flags) {
                    !flags.limit.empty() || !flags.llama_server.empty())) {
     fail(ErrorKind::Usage, "a campaign file says itself what is run: only -o goes with it");
   }
-  const std::string text = builtin ? builtin_text(flags) : read_text_file(flags.campaign);
+  const std::string text = builtin ? builtin_text(flags) : file_text(flags.campaign);
   if (flags.print) {
     std::fputs(text.c_str(), stdout);
     return 0;
@@ -102,7 +109,8 @@ void add_bench(CLI::App& app, Action* action) {
       "bench",
       "Runs a campaign: several configurations, several times, in turn, with a record of every "
       "run. Built in: quick (two minutes on the sample model), roofline, arena-sweep, read-ahead, "
-      "peers; or a TOML file (docs/bench.md). An interrupted campaign goes on when it is started "
+      "peers; or a TOML file (docs/bench.md), or the manifest of a campaign that is to be run "
+      "again. An interrupted campaign goes on when it is started "
       "again.");
   command->add_option("campaign", flags->campaign, "a built-in campaign or a file")->required();
   command->add_option("-m,--model", flags->model, "GGUF file; default: the sample model");

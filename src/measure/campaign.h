@@ -67,6 +67,9 @@ struct Campaign {
 // prompts that are called the same, none of either, fewer than 3 repeats.
 Campaign read_campaign(const std::string& text, const std::string& path);
 nlohmann::json campaign_json(const Campaign& campaign);
+// The file of a campaign that was run, from its manifest (`path` is for messages): read_campaign()
+// makes the same definition of it. Throws Error(Format) for what is no manifest.
+std::string campaign_toml(const nlohmann::json& manifest, const std::string& path);
 
 struct CampaignRun {
   size_t arm = 0, prompt = 0;

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/machine.h"
 #include "measure/child.h"
+#include "measure/json_schema.h"
 #include "measure/memory_group.h"
 #include "models/tiny_models.h"
 
@@ -58,6 +59,31 @@ TEST(Campaign, IsReadWholeAndWrittenBack) {
   EXPECT_EQ(json["arms"][0]["limit"], uint64_t{2} << 30);  // the campaign's
   EXPECT_EQ(json["arms"][1]["limit"], uint64_t{4} << 30);
   EXPECT_EQ(json["prompts"][1]["random_tokens"], 100);
+}
+
+TEST(Campaign, AManifestIsAFileToRunItAgain) {
+  const nlohmann::json definition = campaign_json(read_campaign(kCampaign, "c.toml"));
+  const std::string text = campaign_toml({{"definition", definition}}, "m.json");
+  EXPECT_EQ(campaign_json(read_campaign(text, "m.json")), definition) << text;
+  EXPECT_THROW(campaign_toml(nlohmann::json::object(), "m.json"), Error);
+  EXPECT_THROW(campaign_toml({{"definition", {{"arms", {1}}, {"prompts", {1}}}}}, "m.json"), Error);
+}
+
+// What is archived can be run again.
+TEST(Campaign, EveryArchivedManifestIsOne) {
+  namespace fs = std::filesystem;
+  int found = 0;
+  const fs::path root = fs::path(PENSTOCK_SOURCE_DIR) / "bench/results/campaigns";
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    if (entry.path().extension() != ".json") continue;
+    const nlohmann::json record =
+        parse_json(read_text_file(entry.path().string()), entry.path().string());
+    if (record.at("schema") != "penstock-campaign") continue;
+    const std::string text = campaign_toml(record, entry.path().string());
+    EXPECT_EQ(campaign_json(read_campaign(text, "again")), record.at("definition")) << text;
+    ++found;
+  }
+  EXPECT_GE(found, 15);
 }
 
 TEST(Campaign, MistakesAreNamedWithTheirLine) {
