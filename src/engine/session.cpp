@@ -100,12 +100,16 @@ bool Session::prefill(std::span<const int32_t> tokens, const KeepGoing& keep_goi
   const auto chunk = static_cast<size_t>(runtime_.options().prompt_chunk);
   begin_prefill(tokens.size());
   const int64_t started = now_ns();
-  const KeepGoing go_on = [&] { return !out_of_memory() && (!keep_going || keep_going()); };
+  // Asked before every layer: a chunk of thousands of tokens takes longer than memory may be short.
+  const KeepGoing go_on = [&] {
+    const bool wanted = !keep_going || keep_going();
+    runtime_.heed_watchdog();
+    return wanted && !out_of_memory();
+  };
   WatchedStream stream(runtime_.stream(), go_on);
   size_t done = 0;
   try {
     while (done < tokens.size()) {
-      runtime_.heed_watchdog();
       if (!go_on()) break;
       const size_t n = std::min(chunk, tokens.size() - done);
       const bool last = done + n == tokens.size();

@@ -80,6 +80,28 @@ TEST_F(WatchedSession, ShrinkingChangesNoToken) {
   EXPECT_EQ(run(*runtime, 1000, kPlenty).tokens, calm.tokens);
 }
 
+TEST_F(WatchedSession, APromptGivesBackBetweenItsLayers) {
+  const auto runtime = open();
+  Session calm(*runtime);
+  ASSERT_TRUE(calm.prefill(tokens_));
+  const std::vector<float> logits(calm.logits().begin(), calm.logits().end());
+  const uint64_t slots = runtime->stream().shape().slots();
+  Session session(*runtime);
+  int asked = 0;
+  uint64_t during = 0;  // slots while the only chunk is under way
+  ASSERT_TRUE(session.prefill(tokens_, [&] {
+    during = runtime->stream().shape().slots();
+    if (++asked == 2) {
+      available_ = runtime->plan().fuse - 1;
+      runtime->watchdog()->look();
+    }
+    return true;
+  }));
+  EXPECT_GE(asked, 3);
+  EXPECT_LT(during, slots);
+  EXPECT_TRUE(std::equal(logits.begin(), logits.end(), session.logits().begin()));
+}
+
 TEST_F(WatchedSession, TheTokenIsFinishedBeforeTheRunEnds) {
   const auto runtime = open();
   const GenerateResult calm = run(*runtime, 1000, kPlenty);
