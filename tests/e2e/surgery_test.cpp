@@ -148,6 +148,10 @@ TEST_F(SurgeryProgram, RefusalsSpeak) {
   refused({"--keep-map", write("bad.json", "{}")}, 6, {"bad.json", "no keep-map"});
   refused({"--stats", stats, "--keep", "12", "-o", model}, 2, {"is the model itself"});
   refused({"--stats", stats, "--keep", "12", "--experts", "IQ2_XS"}, 2, {"can be read but not"});
+  // What is refused leaves the map that was there.
+  const std::string kept = write("kept.json", "an older map");
+  refused({"--stats", stats, "--keep", "12", "--write-keep-map", kept, "-o", kept}, 2, {"exists"});
+  EXPECT_EQ(read_all(kept), "an older map");
 
   TinyOptions other;
   other.n_expert = 32;
@@ -166,6 +170,40 @@ TEST_F(SurgeryProgram, RefusalsSpeak) {
   EXPECT_EQ(run({"requantise", model}).code, 2);
   expect_words(run({"requantise", model, "--experts", "Q8_0"}).err, {"has its type already"});
   EXPECT_FALSE(fs::exists(path("out.gguf")));
+}
+
+// By statistics of the model before any pruning: the same experts as at once.
+TEST_F(SurgeryProgram, PrunedAgainByTheFirstStatistics) {
+  const std::string model = wide_tiny();
+  const std::string stats = write_stats(model);
+  ASSERT_EQ(run({"prune", model, "--keep", "20", "--method", "random", "-o", path("a.gguf")}).code,
+            0);
+  ASSERT_EQ(run({"prune", path("a.gguf"), "--keep", "16", "--method", "random", "--seed", "2", "-o",
+                 path("b.gguf")})
+                .code,
+            0);
+  const std::vector<std::string> again = {"prune", path("b.gguf"), "--stats",     stats, "--keep",
+                                          "8",     "-o",           path("c.gguf")};
+  const Outcome alone = run(again);
+  EXPECT_EQ(alone.code, 2);
+  expect_words(alone.err, {"another model"});
+  std::vector<std::string> taken = again;
+  taken.emplace_back("--other-model");
+  const Outcome made = run(taken);
+  ASSERT_EQ(made.code, 0) << made.err;
+  expect_words(made.err, {"warning", "before", "was pruned"});
+  const auto kept = [&](const std::string& name) {
+    return gguf::Model::open(path(name)).metadata().get_u64_array("penstock.prune.kept.3");
+  };
+  // The better experts are those with the higher ids.
+  const std::vector<uint64_t> before = kept("b.gguf");
+  ASSERT_EQ(before.size(), 16u);
+  EXPECT_EQ(kept("c.gguf"), std::vector<uint64_t>(before.end() - 8, before.end()));
+  // Of other experts they are refused.
+  const Outcome wrong =
+      run({"prune", wide_tiny(24), "--stats", stats, "--keep", "8", "--other-model"});
+  EXPECT_EQ(wrong.code, 6);
+  expect_words(wrong.err, {"stats.gguf", "calibrate this model"});
 }
 
 TEST_F(SurgeryProgram, OnePassIsTwo) {
