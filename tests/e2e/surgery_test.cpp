@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -225,6 +226,15 @@ TEST_F(SurgeryProgram, OnePassIsTwo) {
   EXPECT_EQ(report["tensors"].size(), 24u);
   EXPECT_EQ(report["bytes"], fs::file_size(path("one.gguf")));
   EXPECT_NEAR(report["tensors"][0]["relative_rmse"].get<double>(), 0.06, 0.02);
+  expect_words(both.out, {" RMSE ", "relative"});
+  // The class's is the root of the mean square of its tensors', which are of one size.
+  double sum = 0;
+  for (const Json& tensor : report["tensors"]) {
+    sum += tensor["rmse"].get<double>() * tensor["rmse"].get<double>();
+  }
+  ASSERT_EQ(report["classes"].size(), 1u);
+  EXPECT_GT(sum, 0);
+  EXPECT_NEAR(report["classes"][0]["rmse"].get<double>(), std::sqrt(sum / 24), 1e-9);
 }
 
 // Killed at any moment: nothing under the final name, nothing that opens, and the next run goes on.
