@@ -40,12 +40,7 @@ TEST_F(Quality, ShardsOfACalibrationGiveTheWhole) {
                 .code,
             0);
   EXPECT_EQ(read_all(path("im-whole")), read_all(path("im-merged")));
-  const auto json = [&](const std::string& name) {
-    auto all = nlohmann::json::parse(run({"stats", "info", path(name), "--json"}).out);
-    all.erase("shards");
-    return all;
-  };
-  EXPECT_EQ(json("whole"), json("merged"));
+  EXPECT_TRUE(read_all(path("whole")) == read_all(path("merged")));
   EXPECT_EQ(
       run({"run", "-m", model_, "--profile", path("profile.json"), "-p", "And", "-n", "2"}).code,
       0);

@@ -221,6 +221,7 @@ TEST_P(Calibrate, ShardsMergeToTheWhole) {
   }
   expect_same(all, whole);
   EXPECT_TRUE(all.complete());
+  EXPECT_EQ(all.shards, whole.shards);
   EXPECT_THROW(merge(all, read_calibration(file("part")), "part"), Error);  // seen twice
 }
 
