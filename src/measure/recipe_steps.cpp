@@ -221,8 +221,9 @@ void add_judging(const Recipe& recipe, const RecipeArm& arm, const RecipeRouting
   const Words stepwise = flags.empty() ? flags : with(flags, {"--step-mode"});
   steps->push_back(kld_step(recipe, name + ".kld", model, in(folder, "base.logits"), stepwise));
   if (!arm.base.empty()) {
-    steps->push_back(
-        kld_step(recipe, name + ".against", model, arm_logits(folder, arm.base), stepwise));
+    // No quality record: those speak of the distance from the source.
+    steps->push_back(kld_step(recipe, name + ".against", model, arm_logits(folder, arm.base),
+                              with(stepwise, {"--no-record"})));
   }
   if (recipe.tasks.empty()) return;
   steps->push_back({name + ".tasks",

@@ -207,7 +207,8 @@ bonus = [0, 0.85]
             "eval perplexity W/half.gguf --json --base-out W/half.as-base.logits --window 128 "
             "--text e.txt");
   EXPECT_EQ(joined(step_named(steps, "small.exact.against")),
-            "eval kld W/small.gguf --base W/half.as-base.logits --json --window 128 --text e.txt");
+            "eval kld W/small.gguf --base W/half.as-base.logits --json --window 128 --text e.txt "
+            "--no-record");
   EXPECT_NE(joined(step_named(steps, "small.bonus-0.85.against")).find("--step-mode"),
             std::string::npos);
   EXPECT_LT(&logits, &step_named(steps, "small.exact.against"));
