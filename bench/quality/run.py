@@ -84,6 +84,15 @@ def ranking(work: pathlib.Path) -> str:
     return out
 
 
+def price(work: pathlib.Path) -> str:
+    """What each step costs: half of the experts by REAP sum, then few bits, against the source and against the half."""
+    out = header(work, DOMAINS, True)
+    for name, types in TYPES.items():
+        base = "" if name == "shipped" else 'base = "half-shipped"'
+        out += arm(f"half-{name}", 'keep = 0.5\nmethod = "reap-sum"', types, base, "bonus = [0, 0.85]")
+    return out
+
+
 def specialised(domain: str):
     def recipe(work: pathlib.Path) -> str:
         """Half of the experts, chosen on one domain alone."""
@@ -133,7 +142,7 @@ def routing(work: pathlib.Path) -> str:
 
 
 QUESTIONS = {"matrix": matrix, "matrix-moce": matrix_moce, "ranking": ranking, "double": double,
-             "double-iq3": double_iq3, "routing": routing,
+             "double-iq3": double_iq3, "routing": routing, "price": price,
              **{f"only-{domain}": specialised(domain) for domain in DOMAINS}}
 
 

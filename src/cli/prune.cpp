@@ -46,18 +46,41 @@ void parse_keep(const std::string& text, surgery::ChooseOptions* options) {
        "--keep {}: give a number of experts per layer (256) or a share of them (0.5 or 50%)", text);
 }
 
-// Damaged statistics could name the right model and still be of other layers.
-void check_shape(const ExpertStats& stats, const std::string& path,
-                 const std::vector<MoeLayer>& layers) {
+bool same_shape(const ExpertStats& stats, const std::vector<MoeLayer>& layers) {
   bool same = stats.layers.size() == layers.size();
   for (size_t l = 0; same && l < layers.size(); ++l) {
     same = stats.layers[l].layer == layers[l].layer &&
            stats.layers[l].experts.size() == layers[l].n_expert;
   }
-  if (!same) {
-    fail(ErrorKind::Format, "{}: its layers and experts are not the model's; calibrate this model",
-         path);
+  return same;
+}
+
+// The statistics by the model's expert ids. Damaged ones could name the right model and still be of
+// other layers; those of the model before it was pruned are followed through what it says of that.
+ExpertStats fitting_stats(const Flags& flags, const gguf::Model& model, const Sha256& id,
+                          const std::vector<MoeLayer>& layers) {
+  ExpertStats stats = surgery::read_stats(flags.stats);
+  if (!flags.other_model) surgery::check_stats(stats, flags.stats, model);
+  const std::string name = gguf::printable(stats.model_name);
+  if (same_shape(stats, layers)) {
+    if (stats.model_id != id) {
+      log::warn("{} was made from another file ('{}') and is taken for this model's", flags.stats,
+                name);
+    }
+    return stats;
   }
+  std::optional<ExpertStats> cut = surgery::slice_stats(stats, model, layers);
+  if (!flags.other_model || !cut) {
+    fail(ErrorKind::Format,
+         "{}: its layers and experts are not the model's, nor those of a model that it was pruned "
+         "from; calibrate this model",
+         flags.stats);
+  }
+  log::warn(
+      "{} was made before {} was pruned: it says what the experts did while all were there; a "
+      "calibration of the pruned model would say more",
+      flags.stats, flags.rewrite.model);
+  return std::move(*cut);
 }
 
 struct Chosen {
@@ -96,15 +119,7 @@ Chosen choose(const Flags& flags, const gguf::Model& model, const Sha256& id,
   }
   Chosen chosen;
   std::optional<ExpertStats>& stats = chosen.stats;
-  if (!flags.stats.empty()) {
-    stats = surgery::read_stats(flags.stats);
-    if (!flags.other_model) surgery::check_stats(*stats, flags.stats, model);
-    check_shape(*stats, flags.stats, layers);
-    if (stats->model_id != id) {
-      log::warn("{} was made from another file ('{}') and is taken for this model's", flags.stats,
-                gguf::printable(stats->model_name));
-    }
-  }
+  if (!flags.stats.empty()) stats = fitting_stats(flags, model, id, layers);
   const ExpertStats* measured = stats ? &*stats : nullptr;
   const std::string name(model.metadata().get_string("general.name", ""));
   if (!flags.keep_map.empty()) {
@@ -271,10 +286,6 @@ int run_prune(const Flags& flags) {
   const Chosen chosen = choose(flags, model, id, layers);
   std::FILE* const to = flags.rewrite.text();
   print_choice(to, chosen);
-  if (!flags.write_keep_map.empty()) {
-    surgery::write_keep_map(flags.write_keep_map, chosen.map);
-    fmt::print(to, "{}\n", flags.write_keep_map);
-  }
   surgery::RewritePlan plan = surgery::copy_plan(model);
   surgery::apply_keep_map(chosen.map, layers, tool_name(), &plan);
   plan_types(flags.rewrite, id, imatrix, &plan);
@@ -282,6 +293,11 @@ int run_prune(const Flags& flags) {
   std::string written;
   if (!flags.rewrite.out.empty()) {
     written = carry_out(flags.rewrite, imatrix, plan).files.front();
+  }
+  // Not before: a refused run leaves what was there.
+  if (!flags.write_keep_map.empty()) {
+    surgery::write_keep_map(flags.write_keep_map, chosen.map);
+    fmt::print(to, "{}\n", flags.write_keep_map);
   }
   write_companions(flags, chosen.map, imatrix, written);
   return 0;
@@ -304,7 +320,8 @@ void add_choice(CLI::App& command, Flags* flags) {
                    "keep every expert with extraordinary outputs");
   command.add_flag("--other-model", flags->other_model,
                    "statistics or keep-map may be of another file of the same shape, such as "
-                   "another quantisation of the same model");
+                   "another quantisation of the same model; statistics also of the model before "
+                   "it was pruned");
   command.add_option("--write-keep-map", flags->write_keep_map, "write the choice to this file");
 }
 

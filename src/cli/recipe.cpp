@@ -32,11 +32,19 @@ namespace {
 namespace fs = std::filesystem;
 using measure::Recipe;
 using measure::RecipeStep;
+using Json = nlohmann::ordered_json;
 
 struct Flags {
   std::string file, folder;
-  bool dry_run = false, json = false;
+  bool dry_run = false, json = false, any_build = false;
 };
+
+void write_json(const std::string& path, const Json& json) {
+  const std::string text = json.dump(1) + "\n";
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
 
 std::string quoted(const std::string& argument) {
   const bool plain =
@@ -58,15 +66,45 @@ std::string identity_of(const std::string& path) {
   if (path.ends_with(".gguf")) {
     return hex(gguf::Model::open(path, {.allow_missing_experts = true}).model_id());
   }
-  return hex(sha256(read_text_file(path)));
+  return hex(sha256_file(path));
+}
+
+// Of all shards.
+uint64_t model_bytes(const std::string& path) {
+  uint64_t bytes = 0;
+  const gguf::Model model = gguf::Model::open(path, {.allow_missing_experts = true});
+  for (const gguf::Shard& shard : model.shards()) bytes += fs::file_size(shard.path);
+  return bytes;
+}
+
+// Throws Error(Cancelled) on Ctrl-C; else the child's status, as waitpid() gives it.
+int wait_for(pid_t child, const std::string& step) {
+  int status = 0;
+  bool told = false;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) fail(ErrorKind::Io, "waiting for a step: {}", std::strerror(errno));
+    // Ctrl-C reaches the child by itself, a signal to this process alone does not.
+    if (interrupt_flag() && !told) kill(child, SIGTERM);
+    told = interrupt_flag();
+  }
+  if (interrupt_flag()) {
+    fail(ErrorKind::Cancelled, "interrupted in step {}: the same command goes on", step);
+  }
+  return status;
 }
 
 class Kitchen {
  public:
-  Kitchen(const Recipe& recipe, std::string folder)
-      : recipe_(recipe), folder_(std::move(folder)), steps_folder_(folder_ + "/steps") {
+  // `any_build`: what another build of the program made counts as made.
+  Kitchen(const Recipe& recipe, std::string folder, bool any_build)
+      : recipe_(recipe),
+        folder_(std::move(folder)),
+        steps_folder_(folder_ + "/steps"),
+        any_build_(any_build),
+        executable_(hex(sha256_file("/proc/self/exe"))) {
     const gguf::Model source = gguf::Model::open(recipe.model, {.allow_missing_experts = true});
     measure::ExpertCounts counts;
+    counts.pruned = source.metadata().has("penstock.prune.original_counts");
     for (const gguf::Tensor& tensor : source.tensors()) {
       if (!gguf::is_expert_bank(tensor.name) ||
           tensor.name.find("ffn_down_exps") == std::string::npos) {
@@ -93,23 +131,31 @@ class Kitchen {
     for (const RecipeStep& step : steps_) {
       ++number;
       const std::string key = key_of(step);
-      if (!done(step, key)) {
+      Json stamp = read_stamp(step);
+      if (!done(step, key, stamp)) {
         log::info("step {} of {}: {}", number, steps_.size(), command_text(step));
-        execute(step, key);
+        stamp = execute(step, key);
       }
-      for (const std::string& output : step.outputs) made_[output] = key;
+      const std::string build = stamp["executable_sha256"];
+      // What another build made is another thing, whether or not it is taken.
+      for (const std::string& output : step.outputs) made_[output] = key + "\n" + build;
+      programs_[build] = stamp["program"];
       if (step.json) results_[step.name] = read_result(step);
     }
   }
 
-  nlohmann::ordered_json rows() const {
-    std::map<std::string, uint64_t> bytes;
+  // Everything that was measured, and the builds of the program that did.
+  Json result() const {
+    std::map<std::string, uint64_t> bytes = {{"source", model_bytes(recipe_.model)}};
     for (const measure::RecipeArm& arm : recipe_.arms) {
-      std::error_code error;
-      const auto size = fs::file_size(measure::model_of(recipe_, arm, folder_), error);
-      if (!error) bytes[arm.name] = size;
+      bytes[arm.name] = model_bytes(measure::model_of(recipe_, arm, folder_));
     }
-    return measure::recipe_rows(recipe_, results_, bytes);
+    Json out = measure::recipe_result(recipe_, results_, bytes);
+    Json& builds = out["programs"] = Json::array();
+    for (const auto& [executable, program] : programs_) {
+      builds.push_back({{"program", program}, {"executable_sha256", executable}});
+    }
+    return out;
   }
 
  private:
@@ -120,7 +166,8 @@ class Kitchen {
     return steps_folder_ + "/" + step.name + ".out";
   }
 
-  // The command and everything that it reads: a step of another key is another step.
+  // The command and everything that it reads: a step of another key is another step. The build
+  // that ran it is in the stamp.
   std::string key_of(const RecipeStep& step) {
     std::string text = command_text(step);
     for (const std::string& input : step.inputs) {
@@ -131,17 +178,29 @@ class Kitchen {
     return hex(sha256(text));
   }
 
-  bool done(const RecipeStep& step, const std::string& key) const {
+  // What is known of the step's last run; null: nothing.
+  Json read_stamp(const RecipeStep& step) const {
     std::error_code error;
-    if (!fs::exists(stamp_path(step), error)) return false;
+    if (!fs::exists(stamp_path(step), error)) return nullptr;
+    Json stamp = Json::parse(read_text_file(stamp_path(step)), nullptr, false);
+    const auto text = [&](const char* field) {
+      return stamp.is_object() && stamp.contains(field) && stamp[field].is_string();
+    };
+    return text("key") && text("program") && text("executable_sha256") ? stamp : Json();
+  }
+
+  bool done(const RecipeStep& step, const std::string& key, const Json& stamp) const {
+    if (stamp.is_null() || stamp["key"] != key) return false;
+    if (!any_build_ && stamp["executable_sha256"] != executable_) return false;
+    std::error_code error;
     for (const std::string& output : step.outputs) {
       if (!fs::exists(output, error)) return false;
     }
-    const auto stamp = nlohmann::json::parse(read_text_file(stamp_path(step)), nullptr, false);
-    return stamp.is_object() && stamp.value("key", std::string()) == key;
+    return true;
   }
 
-  void execute(const RecipeStep& step, const std::string& key) const {
+  // Starts a step; its standard output goes into a file.
+  pid_t start(const RecipeStep& step) const {
     std::vector<std::string> words = {"penstock"};
     words.insert(words.end(), step.command.begin(), step.command.end());
     std::vector<char*> argv;
@@ -153,23 +212,21 @@ class Kitchen {
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out.c_str(),
                                      O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    const int64_t began = now_ns();
     pid_t child = 0;
     const int error =
         posix_spawn(&child, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
     posix_spawn_file_actions_destroy(&actions);
     if (error != 0) fail(ErrorKind::Io, "starting a step: {}", std::strerror(error));
-    int status = 0;
-    bool told = false;
-    while (waitpid(child, &status, 0) < 0) {
-      if (errno != EINTR) fail(ErrorKind::Io, "waiting for a step: {}", std::strerror(errno));
-      // Ctrl-C reaches the child by itself, a signal to this process alone does not.
-      if (interrupt_flag() && !told) kill(child, SIGTERM);
-      told = interrupt_flag();
-    }
-    if (interrupt_flag()) {
-      fail(ErrorKind::Cancelled, "interrupted in step {}: the same command goes on", step.name);
-    }
+    return child;
+  }
+
+  // Returns its stamp.
+  Json execute(const RecipeStep& step, const std::string& key) const {
+    // What is made half is of no key.
+    std::error_code ignored;
+    fs::remove(stamp_path(step), ignored);
+    const int64_t began = now_ns();
+    const int status = wait_for(start(step), step.name);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
       const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
       throw Error(
@@ -180,15 +237,14 @@ class Kitchen {
                                         : fmt::format("signal {}", WTERMSIG(status)),
                       command_text(step)));
     }
-    const nlohmann::ordered_json stamp = {{"step", step.name},
-                                          {"key", key},
-                                          {"command", step.command},
-                                          {"program", version_number()},
-                                          {"seconds", seconds_since(began)}};
-    const std::string text = stamp.dump(1) + "\n";
-    AtomicFile file(stamp_path(step));
-    file.write(text.data(), text.size());
-    file.commit();
+    Json stamp = {{"step", step.name},
+                  {"key", key},
+                  {"command", step.command},
+                  {"program", version_number()},
+                  {"executable_sha256", executable_},
+                  {"seconds", seconds_since(began)}};
+    write_json(stamp_path(step), stamp);
+    return stamp;
   }
 
   nlohmann::json read_result(const RecipeStep& step) const {
@@ -202,8 +258,12 @@ class Kitchen {
 
   const Recipe& recipe_;
   std::string folder_, steps_folder_;
+  bool any_build_;
+  std::string executable_;  // this program's SHA-256
   std::vector<RecipeStep> steps_;
-  std::map<std::string, std::string> made_;  // path: key of the step that made it, or its identity
+  // Path: key and build of the step that made it, or its identity.
+  std::map<std::string, std::string> made_;
+  std::map<std::string, std::string> programs_;  // executable's SHA-256: version
   std::map<std::string, nlohmann::json> results_;
 };
 
@@ -211,23 +271,23 @@ int run_recipe(const Flags& flags) {
   const Recipe recipe = measure::read_recipe(flags.file);
   std::string folder = flags.folder;
   if (folder.empty()) folder = fs::path(flags.file).replace_extension(".work").string();
-  Kitchen kitchen(recipe, folder);
+  Kitchen kitchen(recipe, folder, flags.any_build);
   if (flags.dry_run) {
     kitchen.print();
     return 0;
   }
   interrupt_flag();
   kitchen.run();
-  const nlohmann::ordered_json rows = kitchen.rows();
-  const nlohmann::ordered_json result = {{"schema", "penstock-recipe-result-1"},
-                                         {"program", version_number()},
-                                         {"recipe_sha256", hex(sha256(read_text_file(flags.file)))},
-                                         {"rows", rows}};
-  const std::string text = result.dump(1) + "\n";
-  AtomicFile file(folder + "/result.json");
-  file.write(text.data(), text.size());
-  file.commit();
-  fmt::print("{}", flags.json ? text : measure::recipe_table(rows));
+  Json result = {{"schema", "penstock-recipe-result-1"},
+                 {"program", version_number()},
+                 {"recipe_sha256", hex(sha256(read_text_file(flags.file)))}};
+  result.update(kitchen.result());
+  if (result["programs"].size() > 1) {
+    log::warn("{} builds of the program made this: result.json names them",
+              result["programs"].size());
+  }
+  write_json(folder + "/result.json", result);
+  fmt::print("{}", flags.json ? result.dump(1) + "\n" : measure::recipe_table(result));
   log::info("all of it: {}/result.json", folder);
   return 0;
 }
@@ -246,6 +306,8 @@ void add_recipe(CLI::App& app, Action* action) {
   command->add_option("--work", flags->folder, "folder for what it makes; default RECIPE.work");
   command->add_flag("--dry-run", flags->dry_run, "print the commands, run none");
   command->add_flag("--json", flags->json, "the result as JSON");
+  command->add_flag("--any-build", flags->any_build,
+                    "what another build of the program has made is not made again");
   command->callback([flags, action] { *action = [flags] { return run_recipe(*flags); }; });
 }
 

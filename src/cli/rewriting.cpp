@@ -73,13 +73,13 @@ std::vector<ClassErrors> by_class(const RewriteResult& result) {
   return out;
 }
 
-constexpr const char* kErrorHead = "{:<26} {:<8} {:<6} {:>6} {:>9} {:>9} {:>9} {:>9}  {}\n";
+constexpr const char* kErrorHead = "{:<26} {:<8} {:<6} {:>6} {:>10} {:>9} {:>9} {:>9} {:>9}  {}\n";
 
 void print_errors(std::FILE* to, const RewriteResult& result) {
   if (result.encoded.empty()) return;
   fmt::print(to, "\n{}",
-             fmt::format(kErrorHead, "errors, relative RMSE", "from", "to", "bpw", "plain",
-                         "weighted", "cosine", "worst", "largest"));
+             fmt::format(kErrorHead, "errors", "from", "to", "bpw", "RMSE", "relative", "weighted",
+                         "cosine", "worst", "largest"));
   for (const ClassErrors& line : by_class(result)) {
     fmt::print(
         to, "{}",
@@ -88,13 +88,17 @@ void print_errors(std::FILE* to, const RewriteResult& result) {
             fmt::format("{} ({})", surgery::class_name(line.change.kind), line.change.n_tensors),
             gguf::type_name(line.change.from), gguf::type_name(line.change.to),
             fmt::format("{:.3g}", surgery::bits_per_weight(line.change.to)),
+            fmt::format("{:.4g}", line.errors.rmse(line.change.n_elements)),
             percent(line.errors.relative_rmse()),
             line.n_weighted == 0 ? "-" : percent(line.errors.weighted_relative_rmse()),
             fmt::format("{:.5f}", line.errors.cosine()), percent(line.errors.worst),
             fmt::format("{} {}", percent(line.worst->errors.relative_rmse()),
                         line.worst->tensor->source->name)));
   }
-  fmt::print(to, "worst: of one block. largest: of one tensor.\n");
+  fmt::print(
+      to,
+      "relative: RMSE / RMS of the values; weighted: the same by importance. worst: relative, "
+      "of one block. largest: relative, of one tensor.\n");
   if (log::level() < log::Level::Debug) return;
   fmt::print(to, "\n");
   for (const EncodedTensor& encoded : result.encoded) {
@@ -104,14 +108,17 @@ void print_errors(std::FILE* to, const RewriteResult& result) {
             kErrorHead, encoded.tensor->source->name, gguf::type_name(encoded.tensor->source->type),
             gguf::type_name(encoded.tensor->type),
             fmt::format("{:.3g}", surgery::bits_per_weight(encoded.tensor->type)),
+            fmt::format("{:.4g}", encoded.errors.rmse(encoded.tensor->n_elements())),
             percent(encoded.errors.relative_rmse()),
             encoded.weighted ? percent(encoded.errors.weighted_relative_rmse()) : "-",
             fmt::format("{:.5f}", encoded.errors.cosine()), percent(encoded.errors.worst), ""));
   }
 }
 
-Json errors_json(const ErrorSums& errors, bool weighted) {
-  return {{"relative_rmse", errors.relative_rmse()},
+// `n`: weights that were added to the errors.
+Json errors_json(const ErrorSums& errors, uint64_t n, bool weighted) {
+  return {{"rmse", errors.rmse(n)},
+          {"relative_rmse", errors.relative_rmse()},
           {"weighted_relative_rmse", weighted ? Json(errors.weighted_relative_rmse()) : Json()},
           {"cosine", errors.cosine()},
           {"worst_block_relative_rmse", errors.worst}};
@@ -135,7 +142,7 @@ Json report_json(const RewriteResult& result, const RewritePlan& plan, uint64_t 
                   {"to", gguf::type_name(line.change.to)},
                   {"tensors", line.change.n_tensors},
                   {"weights", line.change.n_elements}};
-    entry.update(errors_json(line.errors, line.n_weighted != 0));
+    entry.update(errors_json(line.errors, line.change.n_elements, line.n_weighted != 0));
     classes.push_back(entry);
   }
   Json& tensors = out["tensors"] = Json::array();
@@ -145,7 +152,7 @@ Json report_json(const RewriteResult& result, const RewritePlan& plan, uint64_t 
                   {"to", gguf::type_name(encoded.tensor->type)},
                   {"weights", encoded.tensor->n_elements()},
                   {"bits_per_weight", surgery::bits_per_weight(encoded.tensor->type)}};
-    entry.update(errors_json(encoded.errors, encoded.weighted));
+    entry.update(errors_json(encoded.errors, encoded.tensor->n_elements(), encoded.weighted));
     entry["worst_block_element"] = encoded.errors.worst_at;
     tensors.push_back(entry);
   }

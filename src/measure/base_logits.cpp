@@ -114,6 +114,7 @@ BaseWriter::BaseWriter(std::string path, const BaseHeader& header, uint64_t wind
   const std::filesystem::space_info space = std::filesystem::space(file.parent_path());
   if (whole > size && whole - size > space.available) {
     close(fd_);
+    if (size == 0) unlink(partial_.c_str());
     fail(ErrorKind::Io, "{}: {} more bytes are needed, the disk has {}", path_, whole - size,
          space.available);
   }

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "engine/not_finite.h"
 #include "engine/session.h"
 #include "engine/windows.h"
 #include "gguf/model.h"
@@ -240,43 +241,10 @@ class Evaluation {
     }
   }
 
-  // Where something that is not finite comes from, by running the window again token by token:
-  // throws naming the first layer and position. Returns if everything is finite.
+  // Throws naming the first layer and position of something that is not finite, if there is any.
   void find_bad_layer(uint64_t window) {
-    const std::vector<int32_t> tokens = corpus_.window(window);
-    const auto state = runtime_.model().new_state(
-        {.n_ctx = corpus_.window_tokens(), .kv = *runtime_.options().kv});
-    int bad = -1;
-    runtime_.model().set_tap(
-        [&](std::string_view what, int layer, int64_t, std::span<const float> values) {
-          if (bad >= 0 || what != "residual") return;
-          const bool finite =
-              std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
-          if (!finite) bad = layer;
-        });
-    std::vector<float> logits(static_cast<size_t>(runtime_.info().n_vocab));
-    std::string found;
-    for (size_t i = 0; i < tokens.size() && found.empty(); ++i) {
-      try {
-        runtime_.model().forward(
-            *state, runtime_.stream(),
-            {{&tokens[i], 1}, experts::Phase::Decode, models::Logits::Last, nullptr},
-            logits.data());
-        if (bad >= 0) {
-          found = fmt::format("layer {} is the first whose output is not finite", bad);
-        } else if (!std::all_of(logits.begin(), logits.end(),
-                                [](float v) { return std::isfinite(v); })) {
-          found =
-              "every layer's output is finite, the logits are not: the output matrix or its norm";
-        }
-      } catch (const Error& error) {
-        if (error.kind() != ErrorKind::Numeric) throw;
-        found = error.what();
-      }
-      if (!found.empty()) found = fmt::format("window {}, position {}: {}", window, i, found);
-    }
-    runtime_.model().set_tap({});
-    if (!found.empty()) fail(ErrorKind::Numeric, "{}", found);
+    const std::string found = engine::find_not_finite(runtime_, corpus_.window(window));
+    if (!found.empty()) fail(ErrorKind::Numeric, "window {}, {}", window, found);
   }
 
   engine::Runtime& runtime_;

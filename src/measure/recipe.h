@@ -24,6 +24,7 @@ struct RecipeArm {
   std::string name;
   std::string model;  // a file that another program made of the source; empty: none
   std::string from;   // another arm's model; empty: the source
+  std::string base;   // an arm that it is compared with beside the source; empty: none
   std::string method;
   std::string keep;  // as `prune --keep` takes it; empty: not pruned
   bool per_layer = false, protect_outliers = false;
@@ -32,6 +33,8 @@ struct RecipeArm {
   std::vector<std::string> keep_type;           // PATTERN=TYPE
   bool importance = false;
   bool pack = false;
+  std::string pack_align;  // as `pack --align` takes it; empty: its default
+  bool pack_content_id = false;
   std::vector<RecipeRouting> routings;
 
   bool pruned() const noexcept { return !keep.empty(); }
@@ -57,8 +60,8 @@ struct Recipe {
 };
 
 // Throws Error(Io); Error(Format) naming the field and its line for what is no recipe: unknown
-// fields, wrong types, an arm without a name or twice, `from` an arm that comes later or beside
-// `model`.
+// fields, wrong types, an arm without a name or twice, `from` or `base` an arm that comes later,
+// `from` beside `model`, statistics without [calibrate], pack settings without pack.
 Recipe read_recipe(const std::string& path);
 
 // The file with an arm's model; what it is made from, if nothing is done to it.
@@ -76,18 +79,24 @@ struct RecipeStep {
 // Of the source: MoE layers, and routed experts of all of them together.
 struct ExpertCounts {
   uint64_t layers = 0, experts = 0;
+  bool pruned = false;  // the file says that it had more once
 };
 
-// The commands in order; everything they make goes into `folder`.
-std::vector<RecipeStep> recipe_steps(const Recipe& recipe, const std::string& folder,
-                                     const ExpertCounts& counts);
+// An arm with one routing, as its steps are called: "half.bonus-0.85".
+std::string recipe_row_name(const RecipeArm& arm, const RecipeRouting& routing);
 
-// A finished recipe as rows: an arm with one routing each, from the JSON of its steps (by step
-// name) and the sizes of the files.
-nlohmann::ordered_json recipe_rows(const Recipe& recipe,
-                                   const std::map<std::string, nlohmann::json>& results,
-                                   const std::map<std::string, uint64_t>& bytes);
-// The rows as a Markdown table.
-std::string recipe_table(const nlohmann::ordered_json& rows);
+// The commands in order; everything they make goes into `folder`. Throws Error(Usage) when an arm
+// prunes by statistics what another has pruned and the source is a pruned model itself.
+std::vector<RecipeStep> recipe_steps(const Recipe& recipe, const std::string& folder,
+                                     const ExpertCounts& source);
+
+// A finished recipe: `source`, with what was measured of it, and `rows`, an arm with one routing
+// each, from the JSON of the steps (by step name) and the sizes of the models in bytes (by arm; of
+// the source by "source").
+nlohmann::ordered_json recipe_result(const Recipe& recipe,
+                                     const std::map<std::string, nlohmann::json>& results,
+                                     const std::map<std::string, uint64_t>& bytes);
+// It as a Markdown table.
+std::string recipe_table(const nlohmann::ordered_json& result);
 
 }  // namespace penstock::measure

@@ -21,7 +21,11 @@ std::string TomlFields::argument(const char* key) {
   if (node == nullptr) return {};
   if (const auto text = node->value_exact<std::string>()) return *text;
   if (const auto whole = node->value_exact<int64_t>()) return fmt::format("{}", *whole);
-  if (const auto number = node->value_exact<double>()) return fmt::format("{}", *number);
+  if (const auto number = node->value_exact<double>()) {
+    const std::string text = fmt::format("{}", *number);
+    // 1.0 stays a share and does not become a count.
+    return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+  }
   wrong(*node, key, "a number or a text");
 }
 

@@ -3,27 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "engine/not_finite.h"
 #include "experts/route.h"
 #include "gguf/model.h"
+#include "surgery/moe_layout.h"
 
 namespace penstock::surgery {
 namespace {
-
-[[noreturn]] void not_finite(int block, uint64_t window, int64_t position, std::string_view what) {
-  fail(ErrorKind::Numeric,
-       "layer {}, window {}, position {}: {} is not finite or beyond what a sum can hold; the "
-       "model's weights or the text's activations are damaged (--precision exact rules out "
-       "rounding)",
-       block, window, position, what);
-}
 
 // ||x||_2 squared and the largest |x|; the sum runs in eight lanes, added in a fixed order.
 double square_sum(const float* x, int64_t n, float* largest) noexcept {
@@ -50,6 +44,17 @@ void add_squares(const float* x, double* sums, int64_t n) noexcept {
   for (int64_t i = 0; i < n; ++i) {
     sums[i] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
   }
+}
+
+// The largest magnitude; infinite for what is no number.
+float largest_of(const float* x, int64_t n) noexcept {
+  float most = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float v = std::abs(x[i]);
+    if (!(v <= std::numeric_limits<float>::max())) return std::numeric_limits<float>::infinity();
+    most = std::max(most, v);
+  }
+  return most;
 }
 
 // One window's sums join those of all; false when one is not finite or too large.
@@ -119,24 +124,40 @@ ColumnSums& Collector::columns(const std::string& name, int64_t n_in, int64_t n_
   return columns;
 }
 
+void Collector::refuse(int block, const Group& group, int64_t row, std::string_view what) const {
+  fail(ErrorKind::Numeric,
+       "layer {}, window {}, position {}: {} is not finite or beyond what a sum can hold; the "
+       "model's weights or the text's activations are damaged (--precision exact rules out "
+       "rounding)",
+       block, group.index, row - group.first, what);
+}
+
 void Collector::product(const ops::Matrix& matrix, const ops::Rows& input) {
   if (!importance_ || !matrix.name.starts_with("blk.")) return;
   ColumnSums& sums = columns(matrix.name, matrix.n_in, 1);
   std::vector<double> window(static_cast<size_t>(matrix.n_in));
-  const auto add = [&](int64_t first, int64_t end) {
-    for (int64_t row = first + (skip_first_ ? 1 : 0); row < end; ++row) {
+  // Rows `first` to `end` of the input; null: of a group that is not known here.
+  const auto add = [&](const Group* group, int64_t first, int64_t end) {
+    const int64_t from = first + (skip_first_ ? 1 : 0);
+    for (int64_t row = from; row < end; ++row) {
       add_squares(input[row], window.data(), matrix.n_in);
       ++sums.counts[0];
     }
-    if (!join(window, sums.sums.data())) {
+    if (join(window, sums.sums.data())) return;
+    if (group == nullptr) {
       fail(ErrorKind::Numeric, "{}: an input is not finite or too large for a sum", matrix.name);
     }
+    int64_t worst = from;
+    for (int64_t row = from; row < end; ++row) {
+      if (largest_of(input[row], matrix.n_in) > largest_of(input[worst], matrix.n_in)) worst = row;
+    }
+    refuse(block_of(matrix.name), *group, worst, "an input of " + matrix.name);
   };
   // The rows of all windows, or those of one.
   if (input.count == total_rows_) {
-    for (const Group& group : groups_) add(group.first, group.end);
+    for (const Group& group : groups_) add(&group, group.first, group.end);
   } else {
-    add(0, input.count);
+    add(nullptr, 0, input.count);
   }
 }
 
@@ -204,7 +225,8 @@ void Collector::add_pairs(const models::ExpertsSeen& seen, ThreadPool& pool, siz
     x_sums = &columns(prefix + gate, n_in, n_expert);
     hidden_sums = &columns(prefix + "ffn_down_exps.weight", n_ff, n_expert);
   }
-  std::atomic<const Group*> beyond{nullptr};  // a window whose sums are
+  // By expert: the first window that went beyond what its sums hold.
+  std::vector<const Group*> beyond(static_cast<size_t>(n_expert), nullptr);
   pool.parallel_for(n_expert, [&](int64_t expert, int) {
     const auto e = static_cast<size_t>(expert);
     std::vector<double> x_window(importance_ ? static_cast<size_t>(n_in) : 0);
@@ -246,12 +268,38 @@ void Collector::add_pairs(const models::ExpertsSeen& seen, ThreadPool& pool, siz
         fine = join(x_window, x_sums->sums.data() + e * x_sums->n_in) && fine;
         fine = join(hidden_window, hidden_sums->sums.data() + e * hidden_sums->n_in) && fine;
       }
-      if (!fine) beyond = &group;
+      if (!fine && beyond[e] == nullptr) beyond[e] = &group;
     }
   });
-  if (beyond != nullptr) {
-    not_finite(seen.block, beyond.load()->index, 0, "a sum over an expert's tokens");
+  const Group* first = nullptr;
+  for (const Group* group : beyond) {
+    if (group != nullptr && (first == nullptr || group->first < first->first)) first = group;
   }
+  if (first == nullptr) return;
+  const auto expert =
+      static_cast<size_t>(std::find(beyond.begin(), beyond.end(), first) - beyond.begin());
+  refuse(seen.block, *first, largest_row(seen, *first, expert),
+         fmt::format("what expert {} adds to a sum", expert));
+}
+
+// Of the group's rows that were routed to an expert.
+int64_t Collector::largest_row(const models::ExpertsSeen& seen, const Group& group,
+                               size_t expert) const {
+  int64_t found = group.first;
+  double most = -1;
+  for (int32_t i = starts_[expert]; i < starts_[expert + 1]; ++i) {
+    const int64_t pair = sorted_[static_cast<size_t>(i)], row = pair / seen.n_used;
+    if (row < group.first || row >= group.end) continue;
+    double value = norms_[static_cast<size_t>(pair)];
+    if (importance_) {
+      value = std::max({value, static_cast<double>(largest_of(seen.x[row], seen.x.width)),
+                        static_cast<double>(largest_of(seen.hidden[pair], seen.hidden.width))});
+    }
+    if (value <= most) continue;
+    most = value;
+    found = row;
+  }
+  return found;
 }
 
 void Collector::experts(const models::ExpertsSeen& seen, ThreadPool& pool) {
@@ -271,8 +319,8 @@ void Collector::experts(const models::ExpertsSeen& seen, ThreadPool& pool) {
   for (const Group& group : groups_) {
     for (int64_t pair = group.first * seen.n_used; pair < group.end * seen.n_used; ++pair) {
       if (std::isfinite(norms_[static_cast<size_t>(pair)])) continue;
-      not_finite(seen.block, group.index, pair / seen.n_used - group.first,
-                 fmt::format("the output of expert {}", seen.ids[static_cast<size_t>(pair)]));
+      refuse(seen.block, group, pair / seen.n_used,
+             fmt::format("the output of expert {}", seen.ids[static_cast<size_t>(pair)]));
     }
   }
   const size_t layer = layer_of_block_[static_cast<size_t>(seen.block)];
@@ -335,6 +383,24 @@ Calibration last_saved(engine::Runtime& runtime, const Corpus& corpus,
   Calibration c = begin_calibration(runtime, corpus, options);
   c.even = c.odd = empty_layers(runtime.source().geometry);
   return c;
+}
+
+// After an Error(Numeric) in a group of windows: throws one that names window and position, if
+// they can be told. The sums are worth nothing then.
+void name_window(engine::Runtime& runtime, engine::Windows& windows, Collector& collector,
+                 std::span<const engine::Window> group, std::span<const Collector::Next> next,
+                 bool skip_first) {
+  runtime.model().set_observer(nullptr);
+  for (size_t i = 0; i < group.size(); ++i) {
+    const std::string found = engine::find_not_finite(runtime, group[i].tokens);
+    if (!found.empty()) fail(ErrorKind::Numeric, "window {}, {}", next[i].index, found);
+  }
+  // All is finite, but something is too large for a sum: a window alone says which.
+  runtime.model().set_observer(&collector);
+  for (size_t i = 0; i < group.size(); ++i) {
+    collector.begin(next.subspan(i, 1), skip_first);
+    windows.run(group.subspan(i, 1), [](size_t, int64_t, std::span<const float>) {});
+  }
 }
 
 }  // namespace
@@ -408,6 +474,7 @@ Calibration calibrate(engine::Runtime& runtime, const Corpus& corpus,
         break;
       }
       if (error.kind() != ErrorKind::Numeric) throw;
+      name_window(runtime, windows, collector, group, next, corpus.begins_with_bos());
       fail(ErrorKind::Numeric, "windows {} to {}: {}", next.front().index, next.back().index,
            error.what());
     }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "engine/windows.h"
@@ -44,6 +45,9 @@ class Collector final : public models::ComputeObserver {
   void add_scores(const models::ExpertsSeen& seen, ThreadPool& pool, size_t layer);
   void add_pairs(const models::ExpertsSeen& seen, ThreadPool& pool, size_t layer);
   void sort_pairs(const models::ExpertsSeen& seen);
+  // Throws Error(Numeric) naming the window and the position of a row in it.
+  [[noreturn]] void refuse(int block, const Group& group, int64_t row, std::string_view what) const;
+  int64_t largest_row(const models::ExpertsSeen& seen, const Group& group, size_t expert) const;
 
   Calibration& calibration_;
   bool importance_;
@@ -78,7 +82,8 @@ struct CalibrateProgress {
 
 uint64_t windows_of_shard(const Corpus& corpus, const CalibrateOptions& options);
 
-// Throws Error(Numeric) naming layer, window and position when an activation is not finite; Usage
+// Throws Error(Numeric) naming layer, window and position when a value is not finite or too large
+// for a sum (then the position of the largest); Usage
 // when the checkpoint is of something else. `stop` is asked at every layer and ends it early: what
 // the group of windows at hand has added is dropped, and what is returned is what the checkpoint
 // holds then. With importance, whose sums are too many to be kept twice, that is the last one that

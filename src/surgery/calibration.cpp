@@ -401,6 +401,8 @@ void merge(Calibration& all, const Calibration& more, const std::string& path) {
       }
     }
   }
+  // All of it, whoever saw which part.
+  if (all.complete()) all.shards = {{0, 1, all.n_windows}};
 }
 
 double halves_agreement(const Calibration& calibration, double keep_share) {

@@ -107,6 +107,10 @@ void ErrorSums::add(const ErrorSums& other, uint64_t offset) noexcept {
   }
 }
 
+double ErrorSums::rmse(uint64_t n) const noexcept {
+  return n == 0 ? 0 : std::sqrt(ee / static_cast<double>(n));
+}
+
 double ErrorSums::relative_rmse() const noexcept {
   return ratio(ee, xx);
 }

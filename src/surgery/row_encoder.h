@@ -24,6 +24,7 @@ struct ErrorSums {
 
   // `offset`: the elements that come before those of `other`.
   void add(const ErrorSums& other, uint64_t offset) noexcept;
+  double rmse(uint64_t n) const noexcept;          // sqrt(ee / n), of the n that were added
   double relative_rmse() const noexcept;           // sqrt(ee / xx); 0 when there is nothing
   double weighted_relative_rmse() const noexcept;  // sqrt(wee / wxx)
   double cosine() const noexcept;                  // x . y / (|x| |y|)

@@ -277,4 +277,24 @@ experts::Profile slice_profile(const experts::Profile& profile, const std::strin
   return out;
 }
 
+std::optional<ExpertStats> slice_stats(const ExpertStats& stats, const gguf::Model& pruned,
+                                       std::span<const MoeLayer> layers) {
+  constexpr const char* kCounts = "penstock.prune.original_counts";
+  if (!pruned.metadata().has(kCounts) || stats.layers.size() != layers.size()) return std::nullopt;
+  const std::vector<uint64_t> before =
+      pruned.metadata().get_u64_per_layer(kCounts, block_counts(pruned).all);
+  ExpertStats out = stats;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const LayerStats& from = stats.layers[l];
+    const auto block = static_cast<size_t>(layers[l].layer);
+    if (from.layer != layers[l].layer || from.experts.size() != before[block]) return std::nullopt;
+    out.layers[l].experts.clear();
+    for (const uint32_t id : original_ids(pruned, layers[l].layer, layers[l].n_expert)) {
+      if (id >= from.experts.size()) return std::nullopt;
+      out.layers[l].experts.push_back(from.experts[id]);
+    }
+  }
+  return out;
+}
+
 }  // namespace penstock::surgery

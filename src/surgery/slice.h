@@ -2,10 +2,12 @@
 // §H.3, docs/surgery.md): everything with an expert axis is cut by one keep-map.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
 #include "experts/profile.h"
+#include "surgery/expert_stats.h"
 #include "surgery/imatrix.h"
 #include "surgery/keep_map.h"
 #include "surgery/moe_layout.h"
@@ -41,5 +43,11 @@ Imatrix slice_imatrix(const Imatrix& imatrix, const KeepMap& map);
 // when its layers are not the map's; those behind the map's last (draft blocks) stay as they are.
 experts::Profile slice_profile(const experts::Profile& profile, const std::string& path,
                                const KeepMap& map, const Sha256& pruned_id);
+
+// Statistics of the model that `pruned` (whose moe_layers() are given) once was, cut to the experts
+// that it still has by what its prunings recorded: what these did while the others were there.
+// nullopt when the model was never pruned or the statistics are of other layers or counts.
+std::optional<ExpertStats> slice_stats(const ExpertStats& stats, const gguf::Model& pruned,
+                                       std::span<const MoeLayer> layers);
 
 }  // namespace penstock::surgery

@@ -1,4 +1,6 @@
 // calibrate, eval and recipe as a user meets them, on the sample model.
+#include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "e2e/program.h"
@@ -38,12 +40,7 @@ TEST_F(Quality, ShardsOfACalibrationGiveTheWhole) {
                 .code,
             0);
   EXPECT_EQ(read_all(path("im-whole")), read_all(path("im-merged")));
-  const auto json = [&](const std::string& name) {
-    auto all = nlohmann::json::parse(run({"stats", "info", path(name), "--json"}).out);
-    all.erase("shards");
-    return all;
-  };
-  EXPECT_EQ(json("whole"), json("merged"));
+  EXPECT_TRUE(read_all(path("whole")) == read_all(path("merged")));
   EXPECT_EQ(
       run({"run", "-m", model_, "--profile", path("profile.json"), "-p", "And", "-n", "2"}).code,
       0);
@@ -151,7 +148,73 @@ TEST_F(Quality, RecipesRunOnceAndGoOn) {
   EXPECT_EQ(mended.out, first.out);
   EXPECT_NE(mended.err.find("prune"), std::string::npos);
   EXPECT_EQ(mended.err.find("calibrate"), std::string::npos) << mended.err;
+  // What another build of the program has made is made again, all of it; or taken and named.
+  const std::string other = path("other-build");
+  std::filesystem::copy_file(PENSTOCK_PROGRAM, other);
+  std::ofstream(other, std::ios::binary | std::ios::app) << '\n';
+  const std::string by_other = "'" + other + "' recipe '" + recipe + "' > '" + path("out.o") +
+                               "' 2> '" + path("err.o") + "'";
+  ASSERT_EQ(std::system(by_other.c_str()), 0) << read_all(path("err.o"));
+  expect_words(read_all(path("err.o")), {"step 1 of 4", "step 2 of 4", "step 3 of 4"});
+  EXPECT_EQ(read_all(path("out.o")), first.out);
+  const auto programs = [&] {
+    return nlohmann::json::parse(read_all(path("r.work/result.json")))["programs"];
+  };
+  ASSERT_EQ(programs().size(), 1u);
+  const nlohmann::json others = programs()[0];
+  std::remove(path("r.work/steps/half.exact.kld.json").c_str());
+  const Outcome taken = run({"recipe", recipe, "--any-build"});
+  EXPECT_EQ(taken.out, first.out);
+  expect_words(taken.err, {"step 4 of 4", "2 builds"});
+  EXPECT_EQ(taken.err.find("step 3 of 4"), std::string::npos) << taken.err;
+  EXPECT_EQ(programs().size(), 2u);
+  const Outcome remade = run({"recipe", recipe});
+  expect_words(remade.err, {"step 1 of 4", "step 2 of 4", "step 3 of 4", "step 4 of 4"});
+  ASSERT_EQ(programs().size(), 1u);
+  EXPECT_NE(programs()[0]["executable_sha256"], others["executable_sha256"]);
   unsetenv("XDG_DATA_HOME");
+}
+
+// A model that is pruned twice, and one in several files.
+TEST_F(Quality, RecipesPruneAgainAndCountAllShards) {
+  const Outcome split = run({"requantise", model_, "--experts", "Q4_0", "--max-shard-size", "6M",
+                             "-o", path("split.gguf")});
+  ASSERT_EQ(split.code, 0) << split.err;
+  std::string front;
+  uint64_t bytes = 0;
+  int shards = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("split-")) continue;
+    if (name.starts_with("split-00001-of")) front = name;
+    bytes += entry.file_size();
+    ++shards;
+  }
+  ASSERT_GT(shards, 1);
+  const std::string recipe = write(
+      "r.toml", "[source]\nmodel = \"" + model_ + "\"\n[calibrate]\ntext = \"" +
+                    excerpt("c.txt", 0, 4000) + "\"\nwindow = 128\n[evaluate]\ntext = \"" +
+                    excerpt("e.txt", 8000, 9000) +
+                    "\"\nwindow = 128\n[[arm]]\nname = \"half\"\nkeep = 0.5\n"
+                    "[[arm]]\nname = \"less\"\nfrom = \"half\"\nbase = \"half\"\nkeep = 0.75\n"
+                    "[[arm]]\nname = \"split\"\nmodel = \"" +
+                    path(front) + "\"\n");
+  setenv("XDG_DATA_HOME", path("data").c_str(), 1);
+  const Outcome outcome = run({"recipe", recipe, "--json"});
+  unsetenv("XDG_DATA_HOME");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto result = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(result["rows"].size(), 3u);
+  EXPECT_EQ(result["rows"][2]["bytes"], bytes);
+  EXPECT_EQ(result["source"]["bytes"], std::filesystem::file_size(model_));
+  EXPECT_GT(result["rows"][0]["bytes"], result["rows"][1]["bytes"]);
+  // The second pruning's own price is not that of both.
+  const double both = result["rows"][1]["mean_kld"], own = result["rows"][1]["against"]["mean_kld"];
+  EXPECT_GT(own, 0);
+  EXPECT_LT(own, both);
+  EXPECT_EQ(result["rows"][1]["against"]["arm"], "half");
+  EXPECT_FALSE(result["rows"][0].contains("against"));
+  EXPECT_TRUE(result["source"].contains("overlap"));
 }
 
 }  // namespace

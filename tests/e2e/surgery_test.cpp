@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -148,6 +149,10 @@ TEST_F(SurgeryProgram, RefusalsSpeak) {
   refused({"--keep-map", write("bad.json", "{}")}, 6, {"bad.json", "no keep-map"});
   refused({"--stats", stats, "--keep", "12", "-o", model}, 2, {"is the model itself"});
   refused({"--stats", stats, "--keep", "12", "--experts", "IQ2_XS"}, 2, {"can be read but not"});
+  // What is refused leaves the map that was there.
+  const std::string kept = write("kept.json", "an older map");
+  refused({"--stats", stats, "--keep", "12", "--write-keep-map", kept, "-o", kept}, 2, {"exists"});
+  EXPECT_EQ(read_all(kept), "an older map");
 
   TinyOptions other;
   other.n_expert = 32;
@@ -166,6 +171,40 @@ TEST_F(SurgeryProgram, RefusalsSpeak) {
   EXPECT_EQ(run({"requantise", model}).code, 2);
   expect_words(run({"requantise", model, "--experts", "Q8_0"}).err, {"has its type already"});
   EXPECT_FALSE(fs::exists(path("out.gguf")));
+}
+
+// By statistics of the model before any pruning: the same experts as at once.
+TEST_F(SurgeryProgram, PrunedAgainByTheFirstStatistics) {
+  const std::string model = wide_tiny();
+  const std::string stats = write_stats(model);
+  ASSERT_EQ(run({"prune", model, "--keep", "20", "--method", "random", "-o", path("a.gguf")}).code,
+            0);
+  ASSERT_EQ(run({"prune", path("a.gguf"), "--keep", "16", "--method", "random", "--seed", "2", "-o",
+                 path("b.gguf")})
+                .code,
+            0);
+  const std::vector<std::string> again = {"prune", path("b.gguf"), "--stats",     stats, "--keep",
+                                          "8",     "-o",           path("c.gguf")};
+  const Outcome alone = run(again);
+  EXPECT_EQ(alone.code, 2);
+  expect_words(alone.err, {"another model"});
+  std::vector<std::string> taken = again;
+  taken.emplace_back("--other-model");
+  const Outcome made = run(taken);
+  ASSERT_EQ(made.code, 0) << made.err;
+  expect_words(made.err, {"warning", "before", "was pruned"});
+  const auto kept = [&](const std::string& name) {
+    return gguf::Model::open(path(name)).metadata().get_u64_array("penstock.prune.kept.3");
+  };
+  // The better experts are those with the higher ids.
+  const std::vector<uint64_t> before = kept("b.gguf");
+  ASSERT_EQ(before.size(), 16u);
+  EXPECT_EQ(kept("c.gguf"), std::vector<uint64_t>(before.end() - 8, before.end()));
+  // Of other experts they are refused.
+  const Outcome wrong =
+      run({"prune", wide_tiny(24), "--stats", stats, "--keep", "8", "--other-model"});
+  EXPECT_EQ(wrong.code, 6);
+  expect_words(wrong.err, {"stats.gguf", "calibrate this model"});
 }
 
 TEST_F(SurgeryProgram, OnePassIsTwo) {
@@ -187,6 +226,15 @@ TEST_F(SurgeryProgram, OnePassIsTwo) {
   EXPECT_EQ(report["tensors"].size(), 24u);
   EXPECT_EQ(report["bytes"], fs::file_size(path("one.gguf")));
   EXPECT_NEAR(report["tensors"][0]["relative_rmse"].get<double>(), 0.06, 0.02);
+  expect_words(both.out, {" RMSE ", "relative"});
+  // The class's is the root of the mean square of its tensors', which are of one size.
+  double sum = 0;
+  for (const Json& tensor : report["tensors"]) {
+    sum += tensor["rmse"].get<double>() * tensor["rmse"].get<double>();
+  }
+  ASSERT_EQ(report["classes"].size(), 1u);
+  EXPECT_GT(sum, 0);
+  EXPECT_NEAR(report["classes"][0]["rmse"].get<double>(), std::sqrt(sum / 24), 1e-9);
 }
 
 // Killed at any moment: nothing under the final name, nothing that opens, and the next run goes on.

@@ -17,6 +17,7 @@
 #include "measure/quality_report.h"
 #include "measure/quality_stats.h"
 #include "measure/quality_store.h"
+#include "models/small_disk.h"
 
 namespace penstock::measure {
 namespace {
@@ -452,6 +453,32 @@ TEST(QualityStore, KeepsOneOfEachKind) {
   EXPECT_EQ(quality_line(found), "tasks 50.0 % of 40; perplexity 4.25 +- 0.1 (t)");
   std::ofstream(store.path_of(key.id)) << "{\"schema\": 1}";
   EXPECT_FALSE(store.find(key.id).has_value());
+}
+
+TEST(BaseLogits, WithoutRoomTheyDoNotBegin) {
+  const penstock::testing::TemporaryFolder folder;
+  const penstock::testing::SmallDisk disk(folder.path(), "64k");
+  if (!disk.mounted()) GTEST_SKIP() << "no file system can be mounted here: it takes root";
+  BaseHeader header;
+  header.n_vocab = 1000;
+  header.window_tokens = 64;
+  header.n_windows = 100;
+  header.mode = "batch";
+  const std::string path = folder.path() + "/base.logits";
+  try {
+    const BaseWriter writer(path, header, header.n_windows);
+    ADD_FAILURE() << "it began";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::Io);
+    EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("more bytes are needed, the disk has 65536"),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  // What fits is written.
+  header.n_windows = 0;
+  EXPECT_NO_THROW(BaseWriter(path, header, 0));
 }
 
 }  // namespace

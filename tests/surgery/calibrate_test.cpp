@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <initializer_list>
 #include <map>
 
 #include "base/error.h"
@@ -218,6 +221,7 @@ TEST_P(Calibrate, ShardsMergeToTheWhole) {
   }
   expect_same(all, whole);
   EXPECT_TRUE(all.complete());
+  EXPECT_EQ(all.shards, whole.shards);
   EXPECT_THROW(merge(all, read_calibration(file("part")), "part"), Error);  // seen twice
 }
 
@@ -305,8 +309,119 @@ TEST_P(Calibrate, LeavesTheBosOut) {
   EXPECT_EQ(uses, c.tokens * static_cast<uint64_t>(c.even.front().n_used));
 }
 
+std::string numeric_error(const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::Numeric);
+    return error.what();
+  }
+  return "(none)";
+}
+
+void expect_all(const std::string& text, std::initializer_list<const char*> words) {
+  for (const char* word : words) {
+    EXPECT_NE(text.find(word), std::string::npos) << word << " is not in: " << text;
+  }
+}
+
+// A row of the embedding that is no number: whoever meets it first, router, sums or an expert's
+// output, says in which window and at which position.
+TEST_P(Calibrate, NamesWhereAValueIsNoNumber) {
+  const std::string path =
+      penstock::testing::write_tiny(folder_.path(), GetParam(), {}, "nan.gguf");
+  uint64_t at = 0;
+  {
+    const gguf::Model model = gguf::Model::open(path);
+    const gguf::Tensor& embedding = model.require("token_embd.weight");
+    ASSERT_EQ(embedding.type, gguf::TypeId::F32);
+    at = embedding.offset + static_cast<uint64_t>(tokens_[2 * kWindow + 7]) * embedding.ne[0] * 4;
+  }
+  ASSERT_EQ(std::find(tokens_.begin(), tokens_.end(), tokens_[2 * kWindow + 7]),
+            tokens_.begin() + 2 * kWindow + 7);
+  const float nan = std::nanf("");
+  std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(static_cast<std::streamoff>(at))
+      .write(reinterpret_cast<const char*>(&nan), sizeof nan);
+  for (const bool importance : {false, true}) {
+    for (const int at_once : {1, 4}) {
+      const std::string message = numeric_error([&] {
+        const auto runtime = open_windows(path, {.at_once = at_once});
+        calibrate(
+            *runtime, corpus(), {.importance = importance}, [](const auto&) {},
+            [] { return false; });
+      });
+      expect_all(message, {"window 2, position 7", "layer 0"});
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, Calibrate,
                          ::testing::Values("qwen4exp", "qwen3moe", "qwen35moe", "qwen3next"));
+
+// Two windows of three tokens; layer 3 has four experts, two for a token: row r uses r % 4 and the
+// next one. All that they show is 1.
+struct TwoWindows {
+  static constexpr int64_t kRows = 6, kUsed = 2, kExperts = 4, kWidth = 8;
+  experts::Geometry geometry;
+  Calibration calibration;
+  std::vector<float> logits, x, hidden, out, weights;
+  std::vector<int32_t> ids;
+  ThreadPool pool{2};
+
+  TwoWindows()
+      : logits(kRows * kExperts, 1),
+        x(kRows * kWidth, 1),
+        hidden(kRows * kUsed * kWidth, 1),
+        out(kRows * kUsed * kWidth, 1),
+        weights(kRows * kUsed, 0.5f) {
+    experts::LayerGeometry layer;
+    layer.layer = 3;
+    layer.n_expert = kExperts;
+    layer.n_used = kUsed;
+    geometry.layers = {layer};
+    for (int32_t row = 0; row < kRows; ++row) {
+      ids.push_back(row % 4);
+      ids.push_back((row + 1) % 4);
+    }
+  }
+
+  std::string error(bool importance) {
+    return numeric_error([&] {
+      Collector collector(geometry, importance, &calibration);
+      const Collector::Next next[] = {{4, 3}, {6, 3}};
+      collector.begin(next, false);
+      const auto rows = [](std::vector<float>& of, int64_t count) {
+        const int64_t width = static_cast<int64_t>(of.size()) / count;
+        return ops::Rows{of.data(), width, count, width};
+      };
+      const ops::Matrix query{
+          .type = gguf::TypeId::F32, .n_in = kWidth, .n_out = 1, .name = "blk.3.attn_q.weight"};
+      collector.product(query, rows(x, kRows));
+      collector.experts({3, &geometry.layers[0], kUsed, rows(logits, kRows), rows(x, kRows), ids,
+                         weights, rows(hidden, kRows * kUsed), rows(out, kRows * kUsed)},
+                        pool);
+    });
+  }
+};
+
+TEST(CalibrateRefusals, NameLayerWindowPositionAndWhat) {
+  EXPECT_EQ(TwoWindows().error(true), "(none)");
+  TwoWindows input;
+  input.x[2 * TwoWindows::kWidth + 3] = std::nanf("");
+  expect_all(input.error(true), {"layer 3, window 4, position 2", "blk.3.attn_q.weight"});
+  TwoWindows output;
+  output.out[(4 * 2 + 1) * TwoWindows::kWidth] = std::nanf("");
+  expect_all(output.error(false), {"layer 3, window 6, position 1", "the output of expert 1"});
+  // Finite, but its square is more than a sum holds.
+  TwoWindows large;
+  large.out[(5 * 2) * TwoWindows::kWidth] = 1e12f;
+  expect_all(large.error(false), {"layer 3, window 6, position 2", "expert 1"});
+  TwoWindows hidden;
+  hidden.hidden[(1 * 2 + 1) * TwoWindows::kWidth + 5] = 1e12f;
+  expect_all(hidden.error(true), {"layer 3, window 4, position 1", "expert 2"});
+  EXPECT_EQ(hidden.error(false), "(none)");
+}
 
 TEST(CalibrationFile, RefusesWhatIsNone) {
   const penstock::testing::TemporaryFolder folder;

@@ -17,6 +17,7 @@
 
 #include "gguf/raw_gguf.h"
 #include "models/harness.h"
+#include "models/small_disk.h"
 #include "models/tiny_models.h"
 #include "surgery/rewrite_journal.h"
 #include "surgery/rewritten.h"
@@ -314,6 +315,21 @@ TEST_F(Resume, AfterAWriteThatFails) {
   EXPECT_CONTAINS(message, "the same command goes on");
   EXPECT_FALSE(fs::exists(out()));
   EXPECT_GT(go_on().resumed_bytes, bytes_.size() / 10);
+}
+
+// Said before anything is written, with the figures.
+TEST_F(Resume, WithoutRoomItDoesNotBegin) {
+  fs::create_directory(path("disk"));
+  const penstock::testing::SmallDisk disk(path("disk"), "64k");
+  if (!disk.mounted()) GTEST_SKIP() << "no file system can be mounted here: it takes root";
+  ASSERT_GT(bytes_.size(), 65536u);
+  const std::string message =
+      error_of(ErrorKind::Io, [&] { carry_out(plan_, path("disk/out.gguf")); });
+  EXPECT_CONTAINS(message, "are needed for " + path("disk/out.gguf"));
+  EXPECT_CONTAINS(message, std::to_string(bytes_.size()) + " bytes");
+  EXPECT_CONTAINS(message, "64.0 KiB are free there");
+  EXPECT_CONTAINS(message, "another folder with -o");
+  EXPECT_TRUE(fs::is_empty(path("disk")));
 }
 
 TEST_F(Resume, OneProcessAtATime) {

@@ -328,5 +328,46 @@ TEST(Slice, ProfilesFollowTheExperts) {
   EXPECT_CONTAINS(message(other), "1 where the keep-map has 2");
 }
 
+// Of the model before it was pruned, once and twice: by the ids that the file records.
+TEST(SliceStats, FollowTheExpertsThroughThePrunings) {
+  const TemporaryFolder folder;
+  TinyOptions options;
+  options.n_expert = 16;
+  const gguf::Model source = gguf::Model::open(write_tiny(folder.path(), "qwen3moe", options));
+  const gguf::Model once = gguf::Model::open(prune_to(
+      source, map_for(source, {{1, 2, 5, 8, 9, 11, 14, 15}}), folder.path() + "/once.gguf"));
+  const gguf::Model twice = gguf::Model::open(
+      prune_to(once, map_for(once, {{0, 3, 4, 7}, {1, 2, 3, 6}}), folder.path() + "/twice.gguf"));
+  ExpertStats stats;
+  for (const MoeLayer& layer : moe_layers(source)) {
+    LayerStats of{layer.layer, static_cast<int>(layer.n_used), {}};
+    for (uint64_t e = 0; e < layer.n_expert; ++e) {
+      ExpertSums sums;
+      sums.n = 100 * static_cast<uint64_t>(layer.layer) + e;
+      of.experts.push_back(sums);
+    }
+    stats.layers.push_back(of);
+  }
+  const auto ids = [](const LayerStats& layer) {
+    std::vector<uint64_t> out;
+    for (const ExpertSums& sums : layer.experts) {
+      out.push_back(sums.n - 100 * static_cast<uint64_t>(layer.layer));
+    }
+    return out;
+  };
+  const auto first = slice_stats(stats, once, moe_layers(once));
+  ASSERT_TRUE(first);
+  EXPECT_EQ(ids(first->layers[1]), (std::vector<uint64_t>{1, 2, 5, 8, 9, 11, 14, 15}));
+  const auto second = slice_stats(stats, twice, moe_layers(twice));
+  ASSERT_TRUE(second);
+  EXPECT_EQ(ids(second->layers[0]), (std::vector<uint64_t>{1, 8, 9, 15}));
+  EXPECT_EQ(ids(second->layers[1]), (std::vector<uint64_t>{2, 5, 8, 14}));
+  // Of no model that it was pruned from.
+  EXPECT_FALSE(slice_stats(stats, source, moe_layers(source)));
+  EXPECT_FALSE(slice_stats(*first, twice, moe_layers(twice)));
+  stats.layers.pop_back();
+  EXPECT_FALSE(slice_stats(stats, once, moe_layers(once)));
+}
+
 }  // namespace
 }  // namespace penstock::surgery
