@@ -86,6 +86,7 @@ Json group_json(const ReportGroup& group) {
   }
   out["quality_key"] = group.quality_key.empty() ? Json() : Json(group.quality_key);
   out["quality"] = group.quality.empty() ? Json("unmeasured") : quality_json(group.quality);
+  if (!group.verdict.empty()) out["quality_verdict"] = group.verdict;
   if (group.roofline) {
     out["bounds"] = {{"measured_ms", spread_json(group.roofline->measured_ms)},
                      {"serial_ms", spread_json(group.roofline->serial_ms)},
