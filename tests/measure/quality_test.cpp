@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "engine/tiny_runtime.h"
+#include "experts/profile.h"
 #include "gguf/model.h"
 #include "measure/base_logits.h"
 #include "measure/evaluate.h"
@@ -61,7 +62,7 @@ TEST(Scores, AreThoseOfTheDefinitions) {
             ? BaseRows{BaseRows::Form::Logits, reinterpret_cast<const std::byte*>(base.data())}
             : BaseRows{BaseRows::Form::Compact, reinterpret_cast<const std::byte*>(compact.data())};
     std::vector<PositionScore> scores(kRows);
-    ASSERT_EQ(score_rows(pool, other, next, rows, scores.data()), -1);
+    ASSERT_EQ(score_rows(pool, other, next, rows, scores.data()).row, -1);
     const double slack = exact ? 1e-5 : 4e-4;
     for (size_t r = 0; r < kRows; ++r) {
       const auto lb = log_softmax(std::span(base).subspan(r * kVocab, kVocab));
@@ -80,8 +81,39 @@ TEST(Scores, AreThoseOfTheDefinitions) {
   }
   other[2 * kVocab + 7] = std::nanf("");
   std::vector<PositionScore> scores(kRows);
-  EXPECT_EQ(score_rows(pool, other, next, {}, scores.data()), 2);
+  const BadRow bad = score_rows(pool, other, next, {}, scores.data());
+  EXPECT_EQ(bad.row, 2);
+  EXPECT_FALSE(bad.of_base);
   EXPECT_FALSE(CompactRow::compress(std::span(other).subspan(2 * kVocab, kVocab), compact.data()));
+}
+
+TEST(Scores, ABaseThatIsNotFiniteIsNamed) {
+  constexpr size_t kVocab = 64, kRows = 4;
+  const std::vector<float> logits = random_rows(kRows, kVocab, 1, 2);
+  const std::vector<int32_t> next = {1, 2, 3, 4};
+  ThreadPool pool(2);
+  std::vector<PositionScore> scores(kRows);
+  std::vector<float> exact = logits;
+  const size_t words = CompactRow::words(kVocab);
+  std::vector<uint16_t> compact(kRows * words);
+  for (size_t r = 0; r < kRows; ++r) {
+    ASSERT_TRUE(
+        CompactRow::compress(std::span(logits).subspan(r * kVocab, kVocab), &compact[r * words]));
+  }
+  const auto bad = [&](BaseRows::Form form, const void* data) {
+    return score_rows(pool, logits, next, {form, static_cast<const std::byte*>(data)},
+                      scores.data());
+  };
+  exact[3 * kVocab + 9] = std::nanf("");
+  exact[1 * kVocab + 9] = INFINITY;
+  BadRow row = bad(BaseRows::Form::Logits, exact.data());
+  EXPECT_TRUE(row.of_base);
+  EXPECT_EQ(row.row, 1);
+  const float head[2] = {std::nanf(""), -3};
+  std::memcpy(&compact[2 * words], head, sizeof head);
+  row = bad(BaseRows::Form::Compact, compact.data());
+  EXPECT_TRUE(row.of_base);
+  EXPECT_EQ(row.row, 2);
 }
 
 TEST(Scores, CompactRowsStayWithinTheirStep) {
@@ -195,6 +227,13 @@ TEST(Statistics, AreThoseOfTheFormulas) {
   EXPECT_EQ(json["kind"], "kld");
   EXPECT_DOUBLE_EQ(json["mean_kld"].get<double>(), c.mean_kld.value);
   EXPECT_EQ(quality_json(set), json);  // the same intervals again
+  std::vector<double> dps;
+  for (const PositionScore& s : set.scores) dps.push_back(s.dp);
+  std::sort(dps.begin(), dps.end());
+  EXPECT_DOUBLE_EQ(json["dp_quantiles"]["75"].get<double>(), quantile(dps, 0.75));
+  EXPECT_DOUBLE_EQ(json["dp_quantiles"]["25"].get<double>(), quantile(dps, 0.25));
+  EXPECT_DOUBLE_EQ(json["dp_quantiles"]["0.1"].get<double>(), quantile(dps, 0.001));
+  EXPECT_DOUBLE_EQ(json["kld_quantiles"]["0.1"].get<double>(), quantile(klds, 0.001));
 }
 
 TEST(Statistics, SharesHaveTheirErrors) {
@@ -205,6 +244,50 @@ TEST(Statistics, SharesHaveTheirErrors) {
   EXPECT_NEAR(e.error, std::sqrt(0.75 * 0.25 / 199), 1e-12);
   EXPECT_NEAR(e.low, 0.75 - 1.96 * e.error, 0.015);
   EXPECT_NEAR(e.high, 0.75 + 1.96 * e.error, 0.015);
+}
+
+TEST(Statistics, PairsAreComparedItemByItem) {
+  // 12 items: 5 solved by both, 6 by the first alone, 1 by the second alone.
+  std::vector<bool> first(12, true), second(12, false);
+  for (size_t i = 0; i < 5; ++i) second[i] = true;
+  first[11] = false;
+  second[11] = true;
+  const Paired p = paired(first, second);
+  EXPECT_EQ(p.n, 12u);
+  EXPECT_EQ(p.only_first, 6u);
+  EXPECT_EQ(p.only_second, 1u);
+  EXPECT_DOUBLE_EQ(p.difference.value, 5.0 / 12);
+  const double variance = 7.0 / 12 - 25.0 / 144;
+  EXPECT_NEAR(p.difference.error, std::sqrt(variance / 11), 1e-12);
+  EXPECT_NEAR(p.p_value, 2 * (1 + 7) / 128.0, 1e-12);  // at most 1 of 7 throws, either way
+  EXPECT_LT(p.difference.low, p.difference.value);
+  EXPECT_GT(p.difference.high, p.difference.value);
+  const Paired same = paired(first, first);
+  EXPECT_EQ(same.difference.value, 0);
+  EXPECT_EQ(same.p_value, 1);
+}
+
+TEST(ScoreFiles, SayWhatTheRunWasLike) {
+  const penstock::testing::TemporaryFolder folder;
+  ScoreSet set = random_set(40, false);
+  EXPECT_TRUE(set.whole());
+  set.circumstances = R"({"overlap":{"shared":3},"streaming":{"slots":8}})";
+  write_scores(folder.path() + "/s", set);
+  ScoreSet first = read_scores(folder.path() + "/s");
+  EXPECT_EQ(first.circumstances, set.circumstances);
+  ScoreSet second = first;
+  first.windows.resize(20);
+  first.scores.resize(20 * 50);
+  second.windows.erase(second.windows.begin(), second.windows.begin() + 20);
+  second.scores.erase(second.scores.begin(), second.scores.begin() + 20 * 50);
+  EXPECT_FALSE(first.whole());
+  ScoreSet both = first;
+  merge(both, second, "second");
+  EXPECT_TRUE(both.whole());
+  EXPECT_EQ(both.circumstances, R"({"overlap":{"shared":3}})");
+  // Parts of a run with cache-aware routing are not that run.
+  first.quality_settings = second.quality_settings = R"({"moce":"bonus"})";
+  EXPECT_THROW(merge(first, second, "second"), Error);
 }
 
 TEST(ScoreFiles, KeepTheScoresAndMerge) {
@@ -245,9 +328,10 @@ class Eval : public ::testing::TestWithParam<const char*> {
     tokens.insert(tokens.end(), more.begin(), more.end());
     corpus_.emplace(surgery::Corpus::of(tokens, kWindow, std::nullopt));
   }
-  std::unique_ptr<engine::Runtime> open(EvalMode mode, int at_once = 1,
-                                        std::optional<uint64_t> slots = {},
-                                        experts::MoceOptions moce = {}) const {
+  std::unique_ptr<engine::Runtime> open(
+      EvalMode mode, int at_once = 1, std::optional<uint64_t> slots = {},
+      experts::MoceOptions moce = {},
+      const std::function<void(engine::RuntimeOptions&)>& change = {}) const {
     engine::RuntimeOptions options;
     options.model_path = path_;
     options.threads = 2;
@@ -258,12 +342,18 @@ class Eval : public ::testing::TestWithParam<const char*> {
     options.watchdog_ms = 0;
     if (mode == EvalMode::Batch) options.prompt_chunk = at_once * static_cast<int>(kWindow);
     prepare(&options, mode, kWindow);
+    if (change) change(options);
     return engine::Runtime::open(options, nullptr);
   }
-  ScoreSet run(engine::Runtime& runtime, const EvalOptions& options, int most = 1000) const {
+  ScoreSet run(engine::Runtime& runtime, const EvalOptions& options, int most = 1000,
+               uint64_t* evaluated = nullptr) const {
     int groups = 0;
     return evaluate(
-        runtime, *corpus_, options, [&](const EvalProgress&) { ++groups; },
+        runtime, *corpus_, options,
+        [&](const EvalProgress& now) {
+          ++groups;
+          if (evaluated != nullptr) *evaluated = now.tokens;
+        },
         [&] { return groups >= most; });
   }
   std::string file(const char* name) const { return folder_.path() + "/" + name; }
@@ -312,12 +402,17 @@ TEST_P(Eval, ExactBaseIsTheModelItself) {
 
 TEST_P(Eval, BaseFilesGoOnAndAreChecked) {
   const auto runtime = open(EvalMode::Batch);
-  run(*runtime, {.base_out = file("whole")});
+  uint64_t tokens = 0;
+  const ScoreSet expected = run(*runtime, {.base_out = file("whole")}, 1000, &tokens);
+  EXPECT_EQ(tokens, 12u * kWindow);
   run(*runtime, {.base_out = file("base")}, 5);
   EXPECT_FALSE(std::filesystem::exists(file("base")));
   // What a killed process leaves: a window half written.
   std::ofstream(file("base.partial"), std::ios::app | std::ios::binary) << "half a window";
-  run(*runtime, {.base_out = file("base")});
+  const ScoreSet resumed = run(*runtime, {.base_out = file("base")}, 1000, &tokens);
+  EXPECT_EQ(tokens, 7u * kWindow);  // five windows were there
+  EXPECT_TRUE(same_scores(resumed.scores, expected.scores));
+  for (uint64_t w = 0; w < 12; ++w) EXPECT_EQ(resumed.windows[w].index, w);
   BaseReader whole = BaseReader::open(file("whole"));
   BaseReader base = BaseReader::open(file("base"));
   for (uint64_t w = 0; w < 12; ++w) {
@@ -421,6 +516,10 @@ TEST_P(Eval, CacheAwareRoutingIsMeasuredInStepsOnly) {
   const auto live = open(EvalMode::Step, 1, 8, moce);
   EXPECT_THROW(run(*live, {.mode = EvalMode::Step}), Error);
   moce.residency = experts::MoceResidency::Epoch;
+  const auto shard = open(EvalMode::Step, 1, 8, moce);
+  EXPECT_THROW(run(*shard, {.mode = EvalMode::Step, .n_shards = 2}), Error);
+  EXPECT_THROW(check_repeatable(*live, 1), Error);
+  EXPECT_NO_THROW(check_repeatable(*shard, 1));
   const auto first = open(EvalMode::Step, 1, 8, moce);
   const ScoreSet scores = run(*first, {.mode = EvalMode::Step});
   const auto again = open(EvalMode::Step, 1, 8, moce);
@@ -433,6 +532,56 @@ TEST_P(Eval, CacheAwareRoutingIsMeasuredInStepsOnly) {
   const auto larger = open(EvalMode::Step, 1, 9, moce);
   EXPECT_NE(quality_key(*first).id, quality_key(*larger).id);
   EXPECT_EQ(quality_key(*exact).id, quality_key(*open(EvalMode::Step, 1, 9)).id);
+  EXPECT_EQ(exact_key(quality_key(*first)).id, quality_key(*exact).id);
+}
+
+// What can be measured again stands for what cannot: a run that reads ahead finds its quality.
+TEST_P(Eval, TheKeyHoldsWhatDecidesResidency) {
+  experts::MoceOptions moce;
+  moce.mode = experts::Moce::Bonus;
+  moce.residency = experts::MoceResidency::Epoch;
+  const auto key = [&](const std::function<void(engine::RuntimeOptions&)>& change) {
+    return quality_key(*open(EvalMode::Step, 1, 24, moce, change)).id;
+  };
+  const std::string measured = key({});
+  EXPECT_NE(measured, key([](auto& o) { o.stream.half_life = 7; }));
+  EXPECT_NE(measured, key([](auto& o) { o.stream.evict = experts::Evict::Lru; }));
+  const std::string profile = file("profile.json");
+  const auto write = [&](uint64_t first) {
+    const auto runtime = open(EvalMode::Step, 1, 8);
+    experts::Profile p;
+    p.model_id = runtime->file().model_id();
+    p.routing = "exact";
+    p.n_tokens = 10;
+    for (const experts::LayerGeometry& layer : runtime->source().geometry.layers) {
+      experts::LayerUses uses{layer.layer, {}, {}};
+      uses.decode.assign(static_cast<size_t>(layer.n_expert), 1);
+      uses.prompt.assign(static_cast<size_t>(layer.n_expert), 0);
+      uses.decode[0] = first;
+      p.layers.push_back(uses);
+    }
+    experts::write_profile(profile, p);
+  };
+  write(5);
+  const auto with = [&](experts::Fill fill) {
+    return key([&](auto& o) {
+      o.profile = profile;
+      o.stream.fill = fill;
+    });
+  };
+  const std::string warm = with(experts::Fill::Warm);
+  EXPECT_NE(warm, measured);
+  EXPECT_EQ(with(experts::Fill::None), measured);  // nobody looks at the profile then
+  write(9);
+  EXPECT_NE(with(experts::Fill::Warm), warm);
+  write(5);
+  moce.residency = experts::MoceResidency::Live;
+  EXPECT_EQ(with(experts::Fill::Lazy), warm);
+  for (const auto mode :
+       {experts::ReadAhead::On, experts::ReadAhead::Auto, experts::ReadAhead::Off}) {
+    EXPECT_EQ(key([&](auto& o) { o.stream.read_ahead = mode; }), measured);
+  }
+  EXPECT_NE(measured, key([](auto& o) { o.stream.alias = true; }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, Eval, ::testing::Values("qwen4exp", "qwen3moe"));
@@ -446,6 +595,13 @@ TEST(QualityStore, KeepsOneOfEachKind) {
   store.add(key, {{"kind", "perplexity"}, {"text", "t"}, {"ppl", 4.5}, {"ppl_error", 0.1}});
   store.add(key, {{"kind", "tasks"}, {"accuracy", 0.5}, {"n", 40}});
   store.add(key, {{"kind", "perplexity"}, {"text", "t"}, {"ppl", 4.25}, {"ppl_error", 0.1}});
+  // A part of the text would speak for the whole of it.
+  EXPECT_THROW(store.add(key, {{"kind", "perplexity"},
+                               {"text", "t"},
+                               {"ppl", 9.0},
+                               {"windows", 3},
+                               {"windows_in_text", 4}}),
+               Error);
   const auto found = store.find(key.id);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->size(), 2u);
