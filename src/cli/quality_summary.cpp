@@ -60,6 +60,7 @@ nlohmann::ordered_json quality_json(const engine::Runtime& runtime) {
     const measure::QualityJudgement judged = judge(runtime, store, key, *known);
     out["verdict"] = measure::quality_verdict_name(judged.verdict);
     out["verdict_reason"] = judged.reason;
+    out["limits"] = measure::limits_json({});
   } else {
     out["measured"] = "unmeasured";
   }

@@ -41,7 +41,7 @@ void append(Json* list, Json more) {
 }  // namespace
 
 QualityJudgement judged_quality(const Archive& archive, const std::string& key, bool cache_aware,
-                                Json* measured) {
+                                const QualityLimits& limits, Json* measured) {
   Json ours = Json::array(), all = Json::array();
   const auto take = [&](const Json& holder, const Json& measurements) {
     append(&all, measurements);
@@ -55,7 +55,7 @@ QualityJudgement judged_quality(const Archive& archive, const std::string& key, 
     for (const Json& row : *rows) take(row, measurements_of_row(row, entry.id));
   }
   if (measured != nullptr) *measured = ours;
-  return judge_quality(ours, cache_aware, all);
+  return judge_quality(ours, cache_aware, all, limits);
 }
 
 void ClaimWork::quality(const ClaimArm& arm) {
@@ -80,7 +80,8 @@ void ClaimWork::quality_of(const Archived& entry, bool cache_aware) {
     return;
   }
   Json measured;
-  const QualityJudgement judged = judged_quality(archive_, key, cache_aware, &measured);
+  const QualityJudgement judged =
+      judged_quality(archive_, key, cache_aware, claims_.limits, &measured);
   if (judged.verdict == QualityVerdict::Unmeasured) {
     add(Verdict::QualityMissing, "R11",
         fmt::format("no quality was measured under {}'s key {}", short_name(entry),
@@ -92,7 +93,7 @@ void ClaimWork::quality_of(const Archived& entry, bool cache_aware) {
   if (!cache_aware || measured.empty()) return;
   const std::optional<double> share = replaced_share(entry.value);
   const std::optional<std::string> why =
-      share ? other_routing(*share, measured)
+      share ? other_routing(*share, measured, claims_.limits)
             : "its record does not say how many slots routing replaced";
   if (why) {
     add(Verdict::QualityMissing, "R11", fmt::format("{}: {}", short_name(entry), *why));

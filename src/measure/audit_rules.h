@@ -89,6 +89,7 @@ bool matches_pattern(std::string_view line, std::string_view pattern, std::vecto
 // What the archive's measurements under the key say (quality_verdict.h), those of quality stores,
 // results and records of `eval`, and recipes. `measured`, if any, gets them.
 QualityJudgement judged_quality(const Archive& archive, const std::string& key, bool cache_aware,
+                                const QualityLimits& limits = {},
                                 nlohmann::json* measured = nullptr);
 std::string short_name(const Archived& entry);  // for sentences
 

@@ -96,6 +96,13 @@ std::string beyond(const Cost& cost, const QualityLimits& limits) {
 
 }  // namespace
 
+nlohmann::ordered_json limits_json(const QualityLimits& limits) {
+  return {{"mean_kld", limits.mean_kld},
+          {"top_loss", limits.top_loss},
+          {"ln_ppl_ratio", limits.ln_ppl_ratio},
+          {"replaced_share", limits.replaced_share}};
+}
+
 const char* quality_verdict_name(QualityVerdict verdict) noexcept {
   switch (verdict) {
     case QualityVerdict::Unmeasured:

@@ -15,6 +15,8 @@ struct QualityLimits {
   double replaced_share = 0.02;  // between the timed run and the measured one, either way
 };
 
+nlohmann::ordered_json limits_json(const QualityLimits& limits);  // by the members' names
+
 enum class QualityVerdict {
   Unmeasured,  // nothing has the key
   Incomplete,  // not both KL divergence and tasks, or nothing says what routing alone costs

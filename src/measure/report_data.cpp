@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "measure/formula.h"
+#include "measure/quality_verdict.h"
 #include "measure/report.h"
 #include "measure/report_tables.h"
 #include "measure/report_text.h"
@@ -158,6 +159,7 @@ Json report_json(const Report& report) {
   for (const Archived* record : report.records) out["records"].push_back(record->id);
   out["quality_files"] = Json::array();
   for (const Archived* file : report.qualities) out["quality_files"].push_back(file->id);
+  out["quality_limits"] = limits_json({});
   out["untimed_quality"] = quality_json(report.untimed);
   out["machines"] = report.machines;
   out["unused"] = report.unused;

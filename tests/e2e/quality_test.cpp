@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/digest.h"
+#include "base/hash.h"
 #include "e2e/program.h"
 #include "gguf/model.h"
 
@@ -116,6 +117,20 @@ TEST_F(Quality, KldSaysWhatTheModelLost) {
   }
   EXPECT_EQ(run_record["inputs"]["quant_recipe_id"], hex(sha256(steps)));
   unsetenv("XDG_DATA_HOME");
+
+  // The base of another tokenizer: its header says so, and its checksums fit.
+  std::string other = read_all(path("base"));
+  const size_t id = other.find("\"tokenizer_id\":\"") + std::string("\"tokenizer_id\":\"").size();
+  other[id] = other[id] == '0' ? '1' : '0';
+  const size_t end = other.find('}') + 1;
+  const auto header = nlohmann::json::parse(other.substr(16, end - 16));
+  const size_t summed = end + header["n_tokens"].get<size_t>() * sizeof(int32_t);
+  const uint64_t sum = xxh64(std::as_bytes(std::span(other).first(summed)));
+  other.replace(summed, sizeof sum, reinterpret_cast<const char*>(&sum), sizeof sum);
+  const Outcome foreign =
+      run(with_store({"eval", "kld", path("q2.gguf"), "--base", write("foreign", other)}));
+  EXPECT_EQ(foreign.code, 2);
+  expect_words(foreign.err, {"another tokenizer"});
 
   // Too little text, another text than the base's, no base at all.
   EXPECT_EQ(run(with_store({"eval", "perplexity", model_, "--text", excerpt("s.txt", 0, 2000),

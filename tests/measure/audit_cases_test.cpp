@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "audit_support.h"
+#include "base/error.h"
 
 namespace penstock::measure {
 namespace {
@@ -481,6 +482,8 @@ TEST_F(AuditCases, T27ASpeedWithoutTheQualityOfWhatWasTimed) {
   bad["mean_kld"] = 0.564;
   measured(digits("quality", 64), {bad, tasks});
   EXPECT_EQ(found(audit_of(claim), "c"), Set{"QUALITY MISSING R11"});
+  EXPECT_EQ(found(audit_of("[quality_limits]\nmean_kld = 0.6\n" + claim), "c"), Set{});
+  EXPECT_THROW(audit_of("[quality_limits]\nkld = 0.6\n" + claim), Error);
   Json other = kld;
   other["routing"]["replaced_share"] = 0.05;
   measured(digits("quality", 64), {other, tasks});

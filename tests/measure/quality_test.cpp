@@ -466,6 +466,12 @@ TEST_P(Eval, ReadsLlamaFilesAndRefusesOtherTexts) {
   other[20] ^= 1;
   corpus_.emplace(surgery::Corpus::of(other, kWindow, std::nullopt));
   EXPECT_THROW(run(*runtime, {.base = &ours}), Error);
+  // The last token of a window is looked up without ever being forwarded.
+  for (const int64_t id : {int64_t{-1}, int64_t{runtime->info().n_vocab}}) {
+    other[kWindow - 1] = static_cast<int32_t>(id);
+    corpus_.emplace(surgery::Corpus::of(other, kWindow, std::nullopt));
+    EXPECT_THROW(run(*runtime, {}), Error);
+  }
 }
 
 // Writes NaN over the beginning of a tensor's data.
