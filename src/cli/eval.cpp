@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "base/digest.h"
 #include "base/error.h"
@@ -17,6 +18,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/commands.h"
+#include "cli/eval_command.h"
 #include "cli/interrupt.h"
 #include "cli/run_record.h"
 #include "cli/runtime_flags.h"
@@ -33,21 +35,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using measure::EvalMode;
 
-struct Flags {
-  RuntimeFlags runtime;
-  std::vector<std::string> texts;
-  std::string base, base_out, base_form = "u16", scores, shard, quality_dir, tasks, chat = "auto";
-  std::string record;
-  int64_t window = 512, max_tokens = 256;
-  int continuations = 0;
-  bool step = false, json = false, answers = false, no_record = false;
-  std::vector<std::string> held_out_from;
-  std::vector<std::string> parts;  // of merge
-};
-
-std::string dump(const Json& json) {
-  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
+using Flags = EvalFlags;
 
 // A file that is gone when its user is.
 class TemporaryFile {
@@ -88,6 +76,10 @@ measure::ScoreSet score(engine::Runtime& runtime, const surgery::Corpus& corpus,
     fail(ErrorKind::Cancelled, "interrupted after {} windows of {}{}", last.windows, last.n_windows,
          options.base_out.empty() ? "" : ": the same command goes on with the base logits");
   }
+  if (last.tokens == 0) {
+    log::info("{}: every window was there already", label);
+    return set;
+  }
   log::info("{}: {} tokens in {:.1f} s, {:.1f} tokens/s", label, last.tokens, last.seconds,
             static_cast<double>(last.tokens) / last.seconds);
   return set;
@@ -114,33 +106,6 @@ void make_base(const Flags& flags, const std::string& path) {
   how.base_out = path;
   how.base_logits_exact = flags.base_form == "f32";
   score(*runtime, corpus, how, "base");
-}
-
-// Puts a measurement where other commands look for it.
-void record(const Flags& flags, const Json& measurement) {
-  if (flags.no_record) return;
-  const measure::QualityStore store(flags.quality_dir);
-  const measure::QualityKey key{measurement["quality_settings"],
-                                measurement["quality_key"].get<std::string>()};
-  Json entry = measurement;
-  entry["program"] = version_number();
-  log::info("recorded in {}", store.add(key, entry));
-}
-
-// What belongs to a result beside its scores.
-struct Circumstances {
-  Json routing;    // with cache-aware routing: how much it replaced
-  Json streaming;  // step by step: what the arena gave, the same text for every setting
-  Json overlap;    // with --held-out-from
-};
-
-Json routing_json(const engine::Runtime& runtime) {
-  const experts::CacheRouter* router = runtime.stream().moce();
-  if (router == nullptr) return nullptr;
-  const experts::MoceMeasures m = router->total();
-  const auto slots = static_cast<double>(std::max<uint64_t>(1, m.slots));
-  return {{"replaced_share", static_cast<double>(m.replaced) / slots},
-          {"guard_events", router->guard_events()}};
 }
 
 Json streaming_json(const engine::Runtime& runtime) {
@@ -171,26 +136,40 @@ Json overlap_json(const engine::Runtime& runtime, const surgery::Corpus& corpus,
   return {{"sequences_of_13", a.size()}, {"shared", both.size()}};
 }
 
+// What belongs to a result beside its scores: how much cache-aware routing replaced; step by step,
+// what the arena gave; with --held-out-from, the overlap.
+std::string circumstances(const engine::Runtime& runtime, const Json& overlap) {
+  Json out = Json::object();
+  const auto put = [&](const char* name, const Json& value) {
+    if (!value.is_null()) out[name] = value;
+  };
+  put("routing", routing_json(runtime));
+  put("streaming", streaming_json(runtime));
+  put("overlap", overlap);
+  return out.empty() ? std::string() : eval_text(out);
+}
+
 // `take`: gets the result before it is printed.
-int finish(const Flags& flags, const measure::ScoreSet& set, bool whole,
-           const Circumstances& circumstances = {},
+int finish(const Flags& flags, const measure::ScoreSet& set,
            const std::function<void(const Json&)>& take = {}) {
   if (!flags.scores.empty()) measure::write_scores(flags.scores, set);
-  if (!whole) {
+  if (!set.whole()) {
     if (flags.scores.empty()) {
-      fail(ErrorKind::Usage, "a shard is only good for `penstock eval merge`: --scores FILE");
+      fail(ErrorKind::Usage,
+           "{} of {} windows are scored: a part is only good for `penstock eval merge`, with "
+           "--scores "
+           "FILE and then together with the other shards",
+           set.windows.size(), set.n_windows);
     }
-    log::info("{} windows scored in {}; `penstock eval merge` joins the shards", set.windows.size(),
-              flags.scores);
+    log::info("{} of {} windows scored in {}; `penstock eval merge` joins the shards",
+              set.windows.size(), set.n_windows, flags.scores);
     return 0;
   }
   Json json = measure::quality_json(set);
-  if (!circumstances.routing.is_null()) json["routing"] = circumstances.routing;
-  if (!circumstances.streaming.is_null()) json["streaming"] = circumstances.streaming;
-  if (!circumstances.overlap.is_null()) json["overlap"] = circumstances.overlap;
-  record(flags, json);
+  if (!set.circumstances.empty()) json.update(Json::parse(set.circumstances));
+  record_evaluation(flags, json);
   if (take) take(json);
-  fmt::print("{}", flags.json ? dump(json) + "\n" : measure::quality_table(set));
+  fmt::print("{}", flags.json ? eval_text(json) + "\n" : measure::quality_table(set));
   return 0;
 }
 
@@ -244,44 +223,10 @@ int run_text(const Flags& flags, bool with_base, RunRecord& run_record) {
          "this text gives {} positions, a summary needs {}: give more text or a smaller --window",
          positions, measure::kLeastPositions);
   }
-  Circumstances circumstances;
-  circumstances.overlap = overlap_json(*runtime, corpus, flags.held_out_from);
-  const measure::ScoreSet set = score(*runtime, corpus, how, with_base ? "kld" : "perplexity");
-  circumstances.routing = routing_json(*runtime);
-  circumstances.streaming = streaming_json(*runtime);
-  return finish(flags, set, how.n_shards == 1, circumstances,
-                [&](const Json& result) { run_record.evaluated(*runtime, result); });
-}
-
-// Answers of shards, in the order in which one run would have given them.
-int merge_tasks(const Flags& flags) {
-  Json all;
-  std::vector<measure::TaskResult> results;
-  for (const std::string& path : flags.parts) {
-    const auto part = nlohmann::ordered_json::parse(read_text_file(path), nullptr, false);
-    if (!part.is_object()) fail(ErrorKind::Format, "{} is no result of eval tasks", path);
-    for (const char* field : {"kind", "quality_key", "tasks_sha256", "max_tokens"}) {
-      if (!part.contains(field) || (!all.empty() && part[field] != all[field])) {
-        fail(ErrorKind::Usage, "{}: its {} is another than in the files before it", path, field);
-      }
-    }
-    if (all.empty()) all = part;
-    const auto more = measure::read_answers(part, path);
-    results.insert(results.end(), more.begin(), more.end());
-  }
-  std::sort(results.begin(), results.end(),
-            [](const auto& a, const auto& b) { return a.index < b.index; });
-  for (size_t i = 1; i < results.size(); ++i) {
-    if (results[i].index == results[i - 1].index) {
-      fail(ErrorKind::Usage, "task {} is answered twice", results[i].id);
-    }
-  }
-  for (const char* field : {"shard", "answers", "by_kind", "continuations"}) all.erase(field);
-  all.update(measure::tasks_json(results, false));
-  record(flags, all);
-  fmt::print("{}",
-             flags.json ? dump(all) + "\n" : measure::tasks_table(measure::summarise(results)));
-  return 0;
+  const Json overlap = overlap_json(*runtime, corpus, flags.held_out_from);
+  measure::ScoreSet set = score(*runtime, corpus, how, with_base ? "kld" : "perplexity");
+  set.circumstances = circumstances(*runtime, overlap);
+  return finish(flags, set, [&](const Json& result) { run_record.evaluated(*runtime, result); });
 }
 
 int run_merge(const Flags& flags) {
@@ -290,71 +235,7 @@ int run_merge(const Flags& flags) {
   for (size_t i = 1; i < flags.parts.size(); ++i) {
     measure::merge(all, measure::read_scores(flags.parts[i]), flags.parts[i]);
   }
-  if (all.windows.size() != all.n_windows) {
-    log::warn("{} of {} windows are scored: a shard is missing", all.windows.size(), all.n_windows);
-  }
-  return finish(flags, all, true);
-}
-
-int run_tasks(const Flags& flags, RunRecord& run_record) {
-  const std::vector<measure::Task> tasks = measure::read_tasks(flags.tasks);
-  engine::RuntimeOptions options = flags.runtime.options();
-  const auto runtime = engine::Runtime::open(options, run_record.watch(progress_line()));
-  run_record.opened(*runtime);
-  run_record.settings(*runtime, {{"max_tokens", flags.max_tokens}});
-  measure::TaskOptions how;
-  how.chat_format = flags.chat;
-  how.max_tokens = flags.max_tokens;
-  parse_shard(flags.shard, &how.shard, &how.n_shards);
-  const std::atomic<bool>& interrupted = interrupt_flag();
-  const auto stop = [&] { return interrupted.load(); };
-  std::vector<measure::TaskResult> results;
-  {
-    Progress line("tasks", (tasks.size() + how.n_shards - 1 - how.shard) / how.n_shards, "");
-    uint64_t done = 0;
-    results = measure::run_tasks(
-        *runtime, tasks, how, [&](const measure::TaskResult&) { line.set(++done); }, stop);
-  }
-  measure::ContinuationResult continuations;
-  if (flags.continuations > 0 && !stop()) {
-    if (flags.texts.empty()) fail(ErrorKind::Usage, "--continuations needs --text FILE");
-    const surgery::Corpus corpus = surgery::Corpus::load(*runtime, flags.texts, 128);
-    continuations =
-        measure::run_continuations(*runtime, corpus.tokens(), flags.continuations, 64, 96, stop);
-  }
-  check_unchanged(*runtime);
-  if (stop()) fail(ErrorKind::Cancelled, "interrupted after {} tasks", results.size());
-  const measure::QualityKey key = measure::quality_key(*runtime);
-  Json json = {{"kind", "tasks"},
-               {"model", std::string(runtime->file().metadata().get_string("general.name", ""))},
-               {"model_id", hex(runtime->file().model_id())},
-               {"quality_key", key.id},
-               {"quality_settings", key.settings},
-               {"mode", "step"},
-               {"tasks", std::filesystem::path(flags.tasks).filename().string()},
-               {"tasks_sha256", hex(sha256(read_text_file(flags.tasks)))},
-               {"max_tokens", flags.max_tokens}};
-  if (how.n_shards > 1) json["shard"] = {how.shard, how.n_shards};
-  json.update(measure::tasks_json(results, flags.answers));
-  if (continuations.n > 0) {
-    json["continuations"] = {{"n", continuations.n}, {"degenerate", continuations.degenerate}};
-  }
-  if (how.n_shards == 1) {
-    Json short_form = json;
-    short_form.erase("answers");
-    record(flags, short_form);
-  }
-  run_record.evaluated(*runtime, json);
-  if (flags.json) {
-    fmt::print("{}\n", dump(json));
-    return 0;
-  }
-  fmt::print("{}", measure::tasks_table(measure::summarise(results)));
-  if (continuations.n > 0) {
-    fmt::print("  {:<22} {} of {}\n", "continuations that loop", continuations.degenerate,
-               continuations.n);
-  }
-  return 0;
+  return finish(flags, all);
 }
 
 int with_record(const Flags& flags, bool with_base) {
@@ -367,6 +248,12 @@ void add_common(CLI::App& command, const std::shared_ptr<Flags>& flags) {
   command.add_option("--quality-dir", flags->quality_dir,
                      "where quality records are kept; default $XDG_DATA_HOME/penstock/quality");
   command.add_flag("--no-record", flags->no_record, "do not record the result");
+}
+
+void add_against(CLI::App& command, const std::shared_ptr<Flags>& flags) {
+  command.add_option("--against", flags->against,
+                     "compares with a result of the same tasks (eval tasks --answers --json), "
+                     "task by task");
 }
 
 void add_model(CLI::App& command, const std::shared_ptr<Flags>& flags) {
@@ -437,6 +324,7 @@ void add_eval(CLI::App& app, Action* action) {
   command->add_option("--chat-template", tasks->chat, "auto, chatml or raw")->capture_default_str();
   command->add_option("--max-tokens", tasks->max_tokens, "of an answer")->capture_default_str();
   command->add_flag("--answers", tasks->answers, "with every answer in the JSON");
+  add_against(*command, tasks);
   command->add_option("--text", tasks->texts, "text for --continuations")->expected(1, -1);
   command->add_option(
       "--continuations", tasks->continuations,
@@ -451,6 +339,7 @@ void add_eval(CLI::App& app, Action* action) {
   command = eval->add_subcommand("merge", "Joins the scores of shards.");
   command->add_option("parts", merge->parts, "files of --scores")->required()->expected(1, -1);
   command->add_option("--scores", merge->scores, "keeps the joined scores");
+  add_against(*command, merge);
   add_common(*command, merge);
   command->callback([merge, action] { *action = [merge] { return run_merge(*merge); }; });
 }

@@ -2,39 +2,31 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/run_record.h"
 #include "measure/quality_store.h"
+#include "measure/quality_verdict.h"
 
 namespace penstock::cli {
 namespace {
 
-// Options that change what the model says, or a file that says it was made by something lossy.
-bool lossy(const engine::Runtime& runtime) {
-  const gguf::Metadata& metadata = runtime.file().metadata();
-  return runtime.options().stream.moce.on() || runtime.load().dense.tensors_converted() != 0 ||
-         metadata.has("penstock.keep_map_id") || metadata.has("penstock.requantise.steps");
-}
-
-// With cache-aware routing a measurement speaks for a run only if both replaced about as much
-// (spec/streaming.md §I.4: within 2 points).
-std::string other_routing(const engine::Runtime& runtime, const nlohmann::json& measurements) {
-  constexpr double kPoints = 0.02;
+// Whether `known` lets this run's speed be quoted. `others`: measurements of the same model, routed
+// exactly.
+measure::QualityJudgement judge(const engine::Runtime& runtime, const measure::QualityStore& store,
+                                const measure::QualityKey& key, const nlohmann::json& known) {
   const experts::CacheRouter* router = runtime.stream().moce();
-  if (router == nullptr || router->total().slots == 0) return {};
+  if (!runtime.options().stream.moce.on()) return measure::judge_quality(known, false);
+  const auto plain = store.find(measure::exact_key(key).id).value_or(nlohmann::json::array());
+  measure::QualityJudgement judged = measure::judge_quality(known, true, plain);
+  if (router == nullptr || router->total().slots == 0) return judged;
   const auto total = router->total();
   const double share = static_cast<double>(total.replaced) / static_cast<double>(total.slots);
-  for (const nlohmann::json& m : measurements) {
-    if (!m.contains("routing") || !m["routing"].is_object()) continue;
-    const double measured = m["routing"].value("replaced_share", 0.0);
-    if (std::abs(measured - share) <= kPoints) continue;
-    return fmt::format(
-        "; NOT for this run: it replaced {:.1f} % of the slots, the measured one {:.1f} %",
-        100 * share, 100 * measured);
-  }
-  return {};
+  const auto why = measure::other_routing(share, known);
+  if (why && judged.publishable()) return {measure::QualityVerdict::Incomplete, *why};
+  if (why) judged.reason += "; " + *why;
+  return judged;
 }
 
 }  // namespace
@@ -44,22 +36,31 @@ std::string quality_row(const engine::Runtime& runtime) {
   std::error_code error;
   // The key reads pages of every tensor: not without reason.
   if (std::filesystem::exists(store.folder(), error)) {
-    const auto known = store.find(measure::quality_key(runtime).id);
+    const measure::QualityKey key = measure::quality_key(runtime);
+    const auto known = store.find(key.id);
     if (known) {
+      const measure::QualityJudgement judged = judge(runtime, store, key, *known);
+      const bool label = !lossy_options(runtime).empty() && !judged.publishable();
       return fmt::format("  quality     {}{}\n", measure::quality_line(known),
-                         other_routing(runtime, *known));
+                         label ? "; quality: " + judged.text() : "");
     }
   }
-  return lossy(runtime) ? "  quality: unmeasured (penstock eval measures it)\n" : "";
+  return !lossy_options(runtime).empty() ? "  quality: unmeasured (penstock eval measures it)\n"
+                                         : "";
 }
 
 nlohmann::ordered_json quality_json(const engine::Runtime& runtime) {
   const measure::QualityKey key = measure::quality_key(runtime);
-  const auto known = measure::QualityStore("").find(key.id);
+  const measure::QualityStore store("");
+  const auto known = store.find(key.id);
   nlohmann::ordered_json out = {{"key", key.id}, {"settings", key.settings}};
-  out["lossy"] = lossy(runtime);
+  out["lossy"] = !lossy_options(runtime).empty();
   if (known) {
     out["measured"] = *known;
+    const measure::QualityJudgement judged = judge(runtime, store, key, *known);
+    out["verdict"] = measure::quality_verdict_name(judged.verdict);
+    out["verdict_reason"] = judged.reason;
+    out["limits"] = measure::limits_json({});
   } else {
     out["measured"] = "unmeasured";
   }

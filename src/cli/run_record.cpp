@@ -8,6 +8,7 @@
 #include "cli/dense_summary.h"
 #include "cli/summary.h"
 #include "cli/version.h"
+#include "experts/pack_identity.h"
 #include "measure/quality_key.h"
 
 namespace penstock::cli {
@@ -24,7 +25,8 @@ Json inputs_json(const engine::Runtime& runtime) {
                   {"architecture", runtime.info().architecture},
                   {"ngram_file", runtime.options().ple_path}};
   out["keep_map_id"] = std::string(metadata.get_string("penstock.keep_map_id", ""));
-  out["quant_recipe_id"] = std::string(metadata.get_string("penstock.quant_recipe_id", ""));
+  const Sha256 recipe = experts::quant_recipe_id(metadata);
+  out["quant_recipe_id"] = recipe == Sha256{} ? std::string() : hex(recipe);
   out["pack"] = Json(source_json(runtime)).at("pack");
   out["profile"] = nullptr;
   if (const experts::Profile* profile = runtime.profile()) {
@@ -36,18 +38,20 @@ Json inputs_json(const engine::Runtime& runtime) {
   return out;
 }
 
-// Whatever changes the output beside the model file itself.
-Json lossy_json(const engine::Runtime& runtime) {
-  Json out = Json::array();
+}  // namespace
+
+std::vector<std::string> lossy_options(const engine::Runtime& runtime) {
+  std::vector<std::string> out;
   const engine::RuntimeOptions& options = runtime.options();
+  const gguf::Metadata& metadata = runtime.file().metadata();
   if (options.stream.moce.on()) out.push_back("moce");
-  if (!options.dense_convert.empty()) out.push_back("dense-convert");
+  if (runtime.load().dense.tensors_converted() != 0) out.push_back("dense-convert");
   if (options.stream.alias) out.push_back("alias-experts");
   if (options.stream.pack.unchecked) out.push_back("pack-unchecked");
+  if (metadata.has("penstock.keep_map_id")) out.push_back("pruned");
+  if (metadata.has("penstock.requantise.steps")) out.push_back("requantised");
   return out;
 }
-
-}  // namespace
 
 nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_json given) {
   Json out(std::move(given));
@@ -77,7 +81,7 @@ nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_j
 
 void describe(measure::RunRecorder& recorder, const engine::Runtime& runtime) {
   recorder.set("inputs", inputs_json(runtime));
-  recorder.set("lossy", lossy_json(runtime));
+  recorder.set("lossy", lossy_options(runtime));
   measure::QualityKey key = measure::quality_key(runtime);
   recorder.set("quality_key", key.id);
   recorder.set("quality_settings", std::move(key.settings));

@@ -16,6 +16,9 @@ namespace penstock::cli {
 
 // The stream's options in force, beside what was `given`.
 nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_json given);
+// Whatever changes the output: options in force (moce, dense-convert, alias-experts,
+// pack-unchecked) and what the model file says was done to it (pruned, requantised).
+std::vector<std::string> lossy_options(const engine::Runtime& runtime);
 // What is known of a model that was opened: inputs, lossy options, quality key.
 void describe(measure::RunRecorder& recorder, const engine::Runtime& runtime);
 

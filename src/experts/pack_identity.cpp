@@ -117,6 +117,15 @@ std::string pack_mismatch(const PackHeader& header, const ModelIdentity& identit
   return {};
 }
 
+Sha256 quant_recipe_id(const gguf::Metadata& metadata) {
+  if (!metadata.has("penstock.requantise.steps")) return {};
+  Sha256Stream recipe;
+  for (const std::string_view step : metadata.get_string_array("penstock.requantise.steps")) {
+    recipe.update(step.data(), step.size());
+  }
+  return recipe.finish();
+}
+
 Sha256 content_id(const gguf::Model& model) {
   constexpr size_t kBuffer = size_t{4} << 20;
   Sha256Stream hash;

@@ -25,6 +25,10 @@ ModelIdentity identify(const gguf::Model& model);
 // Why the pack is not the model's, as a sentence without a full stop; empty if it is.
 std::string pack_mismatch(const PackHeader& header, const ModelIdentity& identity);
 
+// SHA-256 over the steps that `penstock requantise` has written into the metadata
+// (penstock.requantise.steps, docs/surgery.md); zeros for a model that was not requantised.
+Sha256 quant_recipe_id(const gguf::Metadata& metadata);
+
 // SHA-256 over all bytes of all shards, in order.
 Sha256 content_id(const gguf::Model& model);
 

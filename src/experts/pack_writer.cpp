@@ -70,13 +70,8 @@ void note_surgery(const gguf::Metadata& metadata, PackHeader* h) {
     }
     h->flags |= kPackPruned;
   }
-  if (!metadata.has("penstock.requantise.steps")) return;
-  Sha256Stream recipe;
-  for (const std::string_view step : metadata.get_string_array("penstock.requantise.steps")) {
-    recipe.update(step.data(), step.size());
-  }
-  h->quant_recipe_id = recipe.finish();
-  h->flags |= kPackRequantised;
+  h->quant_recipe_id = quant_recipe_id(metadata);
+  if (h->quant_recipe_id != Sha256{}) h->flags |= kPackRequantised;
 }
 
 PackPlan plan_pack(const PackRequest& request) {

@@ -1,5 +1,5 @@
 // Whether there are runs enough, whether two arms can be compared, and what a claim needs beside
-// its number: quality, footprint, coverage.
+// its number: footprint, coverage (quality: audit_quality.cpp).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -118,34 +118,6 @@ bool matches_pattern(std::string_view line, std::string_view pattern,
   return true;
 }
 
-bool has_quality(const Archive& archive, const std::string& key) {
-  const auto is_key = [&](const Json& object) {
-    const Json* found = at(object, "/quality_key");
-    return found != nullptr && *found == key;
-  };
-  const auto measures = [](const Json& object) {
-    return at(object, "/mean_kld") != nullptr || at(object, "/ppl") != nullptr ||
-           at(object, "/accuracy") != nullptr;
-  };
-  for (const Archived& entry : archive.entries()) {
-    if (entry.is_record() || !entry.value.is_object() || !entry.problems.empty()) continue;
-    if (is_key(entry.value)) {
-      const Json* list = at(entry.value, "/measurements");
-      if (list != nullptr && list->is_array() &&
-          std::any_of(list->begin(), list->end(), measures)) {
-        return true;
-      }
-      if (measures(entry.value)) return true;
-    }
-    const Json* rows = at(entry.value, "/rows");  // a recipe's result
-    if (rows == nullptr || !rows->is_array()) continue;
-    for (const Json& row : *rows) {
-      if (is_key(row) && measures(row)) return true;
-    }
-  }
-  return false;
-}
-
 void ClaimWork::enough_runs(const ClaimArm& arm) {
   if (!arm.needs_runs || arm.values.empty() || arm.values.size() >= 3) return;
   add(Verdict::UnderSampled, "R8",
@@ -229,26 +201,6 @@ void ClaimWork::same_inputs() {
             fmt::format("{} or {} does not say how long its prompt was", short_name(*a),
                         short_name(*b)));
       }
-    }
-  }
-}
-
-void ClaimWork::quality(const ClaimArm& arm) {
-  const bool asked =
-      std::find(claim_.needs.begin(), claim_.needs.end(), "quality") != claim_.needs.end();
-  for (const Archived* entry : arm.entries) {
-    const Json* lossy = at(entry->value, "/lossy");
-    const bool changed = lossy != nullptr && lossy->is_array() && !lossy->empty();
-    if (!asked && !(changed && claim_.unit.is_speed())) continue;
-    const Json* key = at(entry->value, "/quality_key");
-    if (key == nullptr || !key->is_string()) {
-      add(Verdict::QualityMissing, "R11",
-          fmt::format("{} has no quality key: what was timed cannot be found among what was judged",
-                      short_name(*entry)));
-    } else if (!has_quality(archive_, key->get<std::string>())) {
-      add(Verdict::QualityMissing, "R11",
-          fmt::format("no quality was measured under {}'s key {}", short_name(*entry),
-                      key->get<std::string>().substr(0, 12)));
     }
   }
 }

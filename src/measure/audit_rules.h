@@ -8,6 +8,7 @@
 
 #include "measure/audit.h"
 #include "measure/formula.h"
+#include "measure/quality_verdict.h"
 
 namespace penstock::measure {
 
@@ -54,9 +55,12 @@ class ClaimWork {
   void enough_runs(const ClaimArm& arm);
   void campaign(const ClaimArm& arm);
   void same_inputs();
-  void quality(const ClaimArm& arm);
   void footprint(const ClaimArm& arm);
   void coverage();
+
+  // audit_quality.cpp
+  void quality(const ClaimArm& arm);
+  void quality_of(const Archived& entry, bool cache_aware);
 
   void add(Verdict verdict, const std::string& rule, const std::string& reason, bool final = false);
 
@@ -82,8 +86,11 @@ std::string phase_together(const std::set<std::string>& phases);
 std::set<std::string> phases_in(const std::string& text);
 // A pattern of ClaimLog on a line: whether it is there; `numbers` gets what stood for '#'.
 bool matches_pattern(std::string_view line, std::string_view pattern, std::vector<double>* numbers);
-// Whether the archive has a measurement of quality under the key.
-bool has_quality(const Archive& archive, const std::string& key);
+// What the archive's measurements under the key say (quality_verdict.h), those of quality stores,
+// results and records of `eval`, and recipes. `measured`, if any, gets them.
+QualityJudgement judged_quality(const Archive& archive, const std::string& key, bool cache_aware,
+                                const QualityLimits& limits = {},
+                                nlohmann::json* measured = nullptr);
 std::string short_name(const Archived& entry);  // for sentences
 
 }  // namespace penstock::measure

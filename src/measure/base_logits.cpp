@@ -19,7 +19,8 @@ namespace {
 
 constexpr char kMagic[8] = {'P', 'N', 'S', 'T', 'B', 'A', 'S', 'E'};
 constexpr char kLlamaMagic[8] = {'_', 'l', 'o', 'g', 'i', 't', 's', '_'};
-constexpr uint32_t kVersion = 1;
+// Version 1 has no checksum over header and tokens and no scores beside a window's rows.
+constexpr uint32_t kVersion = 2;
 constexpr uint64_t kMostHeader = uint64_t{1} << 24;
 constexpr int64_t kMostVocabulary = 1 << 22;
 constexpr int64_t kMostWindow = 1 << 24;
@@ -31,7 +32,8 @@ struct Prefix {
   uint32_t json_bytes;
 };
 
-// Of a window: its index, then the rows, then XXH64 of index and rows.
+// Of a window: its index, the rows, -ln p of the token after each as double, then XXH64 of rows and
+// scores with the index as seed.
 struct WindowHead {
   uint64_t index;
 };
@@ -46,6 +48,8 @@ std::string header_text(const BaseHeader& h) {
                                       {"corpus_id", hex(h.corpus_id)},
                                       {"model_name", h.model_name},
                                       {"quality_key", h.quality_key},
+                                      {"tokenizer_id", hex(h.tokenizer_id)},
+                                      {"chat_template", h.chat_template},
                                       {"n_tokens", h.tokens.size()}};
   return out.dump();
 }
@@ -61,8 +65,12 @@ void check_sizes(const BaseHeader& h, const std::string& path) {
   }
 }
 
-uint64_t sum_of(uint64_t index, std::span<const std::byte> rows) noexcept {
-  return xxh64(rows, index);
+uint64_t scores_bytes(const BaseHeader& h) noexcept {
+  return static_cast<uint64_t>(n_scored(h.window_tokens)) * sizeof(double);
+}
+
+uint64_t sum_of(uint64_t index, std::span<const std::byte> body) noexcept {
+  return xxh64(body, index);
 }
 
 void write_all(int fd, uint64_t offset, std::span<const std::byte> bytes, const std::string& path) {
@@ -84,12 +92,30 @@ std::vector<std::byte> encode_header(const BaseHeader& header) {
   std::memcpy(prefix.magic, kMagic, sizeof kMagic);
   prefix.version = kVersion;
   prefix.json_bytes = static_cast<uint32_t>(json.size());
-  std::vector<std::byte> out(sizeof prefix + json.size() + header.tokens.size() * sizeof(int32_t));
+  const size_t summed = sizeof prefix + json.size() + header.tokens.size() * sizeof(int32_t);
+  std::vector<std::byte> out(summed + sizeof(uint64_t));
   std::memcpy(out.data(), &prefix, sizeof prefix);
   std::memcpy(out.data() + sizeof prefix, json.data(), json.size());
   std::memcpy(out.data() + sizeof prefix + json.size(), header.tokens.data(),
               header.tokens.size() * sizeof(int32_t));
+  const uint64_t sum = xxh64(std::span(out).first(summed));
+  std::memcpy(out.data() + summed, &sum, sizeof sum);
   return out;
+}
+
+// That of all before `end`, which stands there.
+void check_header_sum(const File& file, uint64_t end) {
+  uint64_t sum = 0;
+  if (file.size() - end < sizeof sum) {
+    fail(ErrorKind::Format, "{}: cut off in its header", file.path());
+  }
+  file.read_at(end, std::as_writable_bytes(std::span(&sum, 1)));
+  std::vector<std::byte> bytes(end);
+  file.read_at(0, bytes);
+  if (sum != xxh64(bytes)) {
+    fail(ErrorKind::Format, "{}: header or tokens are damaged: their checksum does not fit",
+         file.path());
+  }
 }
 
 }  // namespace
@@ -103,6 +129,25 @@ uint64_t BaseHeader::window_bytes() const noexcept {
   return static_cast<uint64_t>(n_scored(window_tokens)) * row_bytes();
 }
 
+Sha256 tokenizer_id(const gguf::Metadata& metadata) {
+  if (!metadata.has("tokenizer.ggml.tokens")) return {};
+  Sha256Stream hash;
+  const auto add = [&](std::string_view text) {
+    const uint64_t size = text.size();
+    hash.update(&size, sizeof size);
+    hash.update(text.data(), text.size());
+  };
+  for (const char* key : {"tokenizer.ggml.model", "tokenizer.ggml.pre"}) {
+    add(metadata.get_string(key, ""));
+  }
+  for (const char* key : {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}) {
+    add(key);
+    if (!metadata.has(key)) continue;
+    for (const std::string_view text : metadata.get_string_array(key)) add(text);
+  }
+  return hash.finish();
+}
+
 BaseWriter::BaseWriter(std::string path, const BaseHeader& header, uint64_t windows_to_come)
     : path_(std::move(path)), partial_(path_ + ".partial"), header_(header) {
   const std::vector<std::byte> bytes = encode_header(header_);
@@ -110,7 +155,8 @@ BaseWriter::BaseWriter(std::string path, const BaseHeader& header, uint64_t wind
   if (fd_ < 0) fail(ErrorKind::Io, "{}: {}", partial_, std::strerror(errno));
   const std::filesystem::path file = std::filesystem::absolute(path_);
   const auto size = static_cast<uint64_t>(lseek(fd_, 0, SEEK_END));
-  const uint64_t whole = bytes.size() + windows_to_come * (header_.window_bytes() + 16);
+  const uint64_t whole =
+      bytes.size() + windows_to_come * (header_.window_bytes() + scores_bytes(header_) + 16);
   const std::filesystem::space_info space = std::filesystem::space(file.parent_path());
   if (whole > size && whole - size > space.available) {
     close(fd_);
@@ -124,8 +170,9 @@ BaseWriter::BaseWriter(std::string path, const BaseHeader& header, uint64_t wind
         there != bytes) {
       close(fd_);
       fail(ErrorKind::Usage,
-           "{} is the beginning of base logits of another model, text or form: remove it or choose "
-           "another name",
+           "{} is the beginning of base logits of another model, text, form or version: remove it "
+           "or "
+           "choose another name",
            partial_);
     }
     resume(bytes.size());
@@ -142,7 +189,7 @@ BaseWriter::~BaseWriter() {
 // Windows that are there whole and sound; what comes after them is cut off.
 void BaseWriter::resume(uint64_t header_bytes) {
   end_ = header_bytes;
-  std::vector<std::byte> rows(header_.window_bytes());
+  std::vector<std::byte> rows(header_.window_bytes() + scores_bytes(header_));  // and scores
   for (;;) {
     WindowHead head{};
     uint64_t sum = 0;
@@ -163,14 +210,29 @@ void BaseWriter::resume(uint64_t header_bytes) {
   log::info("{} windows of {} are there already", offsets_.size(), partial_);
 }
 
-void BaseWriter::write(uint64_t window, std::span<const std::byte> rows) {
+void BaseWriter::write(uint64_t window, std::span<const std::byte> rows,
+                       std::span<const double> nll) {
   const WindowHead head{window};
-  const uint64_t sum = sum_of(window, rows);
+  std::vector<std::byte> body(rows.begin(), rows.end());
+  const std::span<const std::byte> scores = std::as_bytes(nll);
+  body.insert(body.end(), scores.begin(), scores.end());
+  const uint64_t sum = sum_of(window, body);
   write_all(fd_, end_, std::as_bytes(std::span(&head, 1)), partial_);
-  write_all(fd_, end_ + sizeof head, rows, partial_);
-  write_all(fd_, end_ + sizeof head + rows.size(), std::as_bytes(std::span(&sum, 1)), partial_);
+  write_all(fd_, end_ + sizeof head, body, partial_);
+  write_all(fd_, end_ + sizeof head + body.size(), std::as_bytes(std::span(&sum, 1)), partial_);
   offsets_.emplace(window, end_ + sizeof head);
-  end_ += sizeof head + rows.size() + sizeof sum;
+  end_ += sizeof head + body.size() + sizeof sum;
+}
+
+std::vector<double> BaseWriter::nll(uint64_t window) const {
+  std::vector<double> out(static_cast<size_t>(n_scored(header_.window_tokens)));
+  const uint64_t at = offsets_.at(window) + header_.window_bytes();
+  const size_t bytes = out.size() * sizeof(double);
+  if (pread(fd_, out.data(), bytes, static_cast<off_t>(at)) != static_cast<ssize_t>(bytes)) {
+    fail(ErrorKind::Io, "{}: reading {} bytes at {}: {}", partial_, bytes, at,
+         std::strerror(errno));
+  }
+  return out;
 }
 
 void BaseWriter::finish() {
@@ -205,7 +267,7 @@ BaseReader BaseReader::open(const std::string& path) {
   } else {
     reader.open_ours();
   }
-  reader.buffer_.resize(reader.header_.window_bytes());
+  reader.check_tokens();
   return reader;
 }
 
@@ -214,9 +276,9 @@ void BaseReader::open_ours() {
   Prefix prefix{};
   if (file_.size() < sizeof prefix) fail(ErrorKind::Format, "{}: cut off in its header", path);
   file_.read_at(0, std::as_writable_bytes(std::span(&prefix, 1)));
-  if (prefix.version != kVersion) {
-    fail(ErrorKind::Unsupported, "{}: base logits of version {}; this program knows version {}",
-         path, prefix.version, kVersion);
+  if (prefix.version < 1 || prefix.version > kVersion) {
+    fail(ErrorKind::Unsupported, "{}: base logits of version {}; this program knows 1 to {}", path,
+         prefix.version, kVersion);
   }
   if (prefix.json_bytes > kMostHeader || sizeof prefix + prefix.json_bytes > file_.size()) {
     fail(ErrorKind::Format, "{}: a header of {} bytes in a file of {}", path, prefix.json_bytes,
@@ -225,6 +287,35 @@ void BaseReader::open_ours() {
   std::string text(prefix.json_bytes, '\0');
   file_.read_at(sizeof prefix, std::as_writable_bytes(std::span(text)));
   uint64_t n_tokens = 0;
+  read_header(text, &n_tokens);
+  uint64_t at = sizeof prefix + prefix.json_bytes;
+  if (n_tokens > (file_.size() - at) / sizeof(int32_t)) {
+    fail(ErrorKind::Format, "{}: {} tokens in a file of {} bytes", path, n_tokens, file_.size());
+  }
+  header_.tokens.resize(n_tokens);
+  file_.read_at(at, std::as_writable_bytes(std::span(header_.tokens)));
+  check_sizes(header_, path);
+  at += n_tokens * sizeof(int32_t);
+  const bool old = prefix.version == 1;
+  if (!old) check_header_sum(file_, at);
+  if (!old) at += sizeof(uint64_t);
+  buffer_.resize(header_.window_bytes() + (old ? 0 : scores_bytes(header_)));
+  const uint64_t record = sizeof(WindowHead) + buffer_.size() + sizeof(uint64_t);
+  if ((file_.size() - at) % record != 0) {
+    fail(ErrorKind::Format, "{}: its last window is cut off", path);
+  }
+  for (; at < file_.size(); at += record) {
+    WindowHead head{};
+    file_.read_at(at, std::as_writable_bytes(std::span(&head, 1)));
+    if (head.index >= header_.n_windows) {
+      fail(ErrorKind::Format, "{}: window {} of {}", path, head.index, header_.n_windows);
+    }
+    offsets_.emplace(head.index, at + sizeof head);
+  }
+}
+
+void BaseReader::read_header(std::string_view text, uint64_t* n_tokens) {
+  const std::string& path = file_.path();
   try {
     const auto json = nlohmann::json::parse(text);
     const std::string form = json.at("form");
@@ -238,33 +329,26 @@ void BaseReader::open_ours() {
     header_.mode = json.at("mode");
     header_.model_name = json.at("model_name");
     header_.quality_key = json.at("quality_key");
-    n_tokens = json.at("n_tokens");
-    if (!parse_sha256(json.at("model_id").get<std::string>(), &header_.model_id) ||
+    *n_tokens = json.at("n_tokens");
+    header_.chat_template = json.value("chat_template", false);
+    const std::string none(2 * header_.tokenizer_id.size(), '0');
+    if (!parse_sha256(json.value("tokenizer_id", none), &header_.tokenizer_id) ||
+        !parse_sha256(json.at("model_id").get<std::string>(), &header_.model_id) ||
         !parse_sha256(json.at("corpus_id").get<std::string>(), &header_.corpus_id)) {
       fail(ErrorKind::Format, "{}: an identity is no SHA-256", path);
     }
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorKind::Format, "{}: the header is no JSON of base logits: {}", path, error.what());
   }
-  uint64_t at = sizeof prefix + prefix.json_bytes;
-  if (n_tokens > (file_.size() - at) / sizeof(int32_t)) {
-    fail(ErrorKind::Format, "{}: {} tokens in a file of {} bytes", path, n_tokens, file_.size());
-  }
-  header_.tokens.resize(n_tokens);
-  file_.read_at(at, std::as_writable_bytes(std::span(header_.tokens)));
-  check_sizes(header_, path);
-  at += n_tokens * sizeof(int32_t);
-  const uint64_t record = sizeof(WindowHead) + header_.window_bytes() + sizeof(uint64_t);
-  if ((file_.size() - at) % record != 0) {
-    fail(ErrorKind::Format, "{}: its last window is cut off", path);
-  }
-  for (; at < file_.size(); at += record) {
-    WindowHead head{};
-    file_.read_at(at, std::as_writable_bytes(std::span(&head, 1)));
-    if (head.index >= header_.n_windows) {
-      fail(ErrorKind::Format, "{}: window {} of {}", path, head.index, header_.n_windows);
+}
+
+void BaseReader::check_tokens() const {
+  for (size_t i = 0; i < header_.tokens.size(); ++i) {
+    const int32_t id = header_.tokens[i];
+    if (id < 0 || id >= header_.n_vocab) {
+      fail(ErrorKind::Format, "{}: token {} is {}, outside its vocabulary of {}", file_.path(), i,
+           id, header_.n_vocab);
     }
-    offsets_.emplace(head.index, at + sizeof head);
   }
 }
 
@@ -293,6 +377,7 @@ void BaseReader::open_llama() {
   file_.read_at(at, std::as_writable_bytes(std::span(header_.tokens)));
   check_sizes(header_, path);
   header_.corpus_id = surgery::tokens_id(header_.tokens);
+  buffer_.resize(header_.window_bytes());
   at += header_.tokens.size() * sizeof(int32_t);
   if (file_.size() - at < header_.n_windows * header_.window_bytes()) {
     fail(ErrorKind::Format, "{}: cut off: {} bytes, {} are needed", path, file_.size(),

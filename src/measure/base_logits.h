@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "gguf/metadata.h"
 #include "measure/scores.h"
 #include "surgery/corpus.h"
 
@@ -25,12 +26,18 @@ struct BaseHeader {
   Sha256 model_id{};
   Sha256 corpus_id{};
   std::string model_name, quality_key;
+  Sha256 tokenizer_id{};       // tokenizer_id() of the model; zeros where nothing says
+  bool chat_template = false;  // whether the text went through the model's chat template
   // Of what goes into the file beside the rows: without them a base is only as good as its name.
   std::vector<int32_t> tokens;  // the whole text's
 
   uint64_t row_bytes() const noexcept;
-  uint64_t window_bytes() const noexcept;  // its rows, without index and checksum
+  uint64_t window_bytes() const noexcept;  // its rows, without index, scores and checksum
 };
+
+// SHA-256 over what makes token ids of text: kind, pre-tokenizer, tokens and merges. Zeros where
+// the file has no tokenizer.
+Sha256 tokenizer_id(const gguf::Metadata& metadata);
 
 class BaseWriter {
  public:
@@ -42,8 +49,10 @@ class BaseWriter {
   BaseWriter& operator=(const BaseWriter&) = delete;
 
   bool has(uint64_t window) const noexcept { return offsets_.contains(window); }
-  // All rows of a window, in the header's form.
-  void write(uint64_t window, std::span<const std::byte> rows);
+  // All rows of a window, in the header's form, and -ln p of the token after each.
+  void write(uint64_t window, std::span<const std::byte> rows, std::span<const double> nll);
+  // Those of a window that is there: [n_scored].
+  std::vector<double> nll(uint64_t window) const;
   void finish();  // the file appears under its name
 
  private:
@@ -58,7 +67,8 @@ class BaseWriter {
 
 class BaseReader {
  public:
-  // Throws Error(Format) naming the field for a file of neither kind, a truncated or damaged one.
+  // Throws Error(Format) naming the field for a file of neither kind, a truncated or damaged one,
+  // or one with tokens outside its vocabulary.
   static BaseReader open(const std::string& path);
   // Whether the file begins like one.
   static bool is_base(const std::string& path);
@@ -73,6 +83,9 @@ class BaseReader {
  private:
   void open_ours();
   void open_llama();
+
+  void read_header(std::string_view json, uint64_t* n_tokens);
+  void check_tokens() const;
 
   File file_;
   BaseHeader header_;

@@ -357,6 +357,27 @@ const char* statistic_name(Statistic statistic) noexcept {
   return kStatistics[static_cast<size_t>(statistic)];
 }
 
+namespace {
+
+void read_limits(const toml::table& root, Claims* out) {
+  const toml::node* node = root.get("quality_limits");
+  if (node == nullptr) return;
+  const toml::table* table = node->as_table();
+  if (table == nullptr) {
+    fail(ErrorKind::Format, "{}: line {}: quality_limits is no table", out->path,
+         node->source().begin.line);
+  }
+  TomlFields fields(*table, "[quality_limits]", out->path);
+  QualityLimits& limits = out->limits;
+  limits.mean_kld = fields.number("mean_kld", limits.mean_kld, 0, 100);
+  limits.top_loss = fields.number("top_loss", limits.top_loss, 0, 1);
+  limits.ln_ppl_ratio = fields.number("ln_ppl_ratio", limits.ln_ppl_ratio, 0, 100);
+  limits.replaced_share = fields.number("replaced_share", limits.replaced_share, 0, 1);
+  fields.finish();
+}
+
+}  // namespace
+
 Claims read_claims(const std::string& path) {
   Claims out;
   out.path = path;
@@ -364,6 +385,7 @@ Claims read_claims(const std::string& path) {
   const std::string text = read_text_file(path);
   toml::table root = parse_toml(text, path);
   read_archived(root, &out);
+  read_limits(root, &out);
   for (const toml::table* table : toml_tables(root, "setting", path)) {
     TomlFields fields(*table, "[[setting]]", path);
     Setting setting;
@@ -384,7 +406,7 @@ Claims read_claims(const std::string& path) {
       fail(ErrorKind::Format, "{}: line {}: there are two claims '{}'", path, claim.line, claim.id);
     }
   }
-  for (const char* key : {"archived", "setting", "claim"}) root.erase(key);
+  for (const char* key : {"archived", "quality_limits", "setting", "claim"}) root.erase(key);
   TomlFields fields(root, "the file", path);
   out.records = fields.texts("records", false);
   out.documents = fields.texts("documents", false);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "measure/quality_verdict.h"
 #include "measure/quantities.h"
 
 namespace penstock::measure {
@@ -89,6 +90,7 @@ struct Claims {
   std::map<std::string, ArchivedFile> archived;          // by the name that claims use
   std::vector<Claim> claims;
   std::vector<Setting> settings;
+  QualityLimits limits;  // [quality_limits]; the specification's where they are not given
 };
 
 // Throws Error(Io) or Error(Format) with file, line and field.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -22,7 +23,9 @@ class Evaluation {
  public:
   Evaluation(engine::Runtime& runtime, const surgery::Corpus& corpus, const EvalOptions& options)
       : runtime_(runtime), corpus_(corpus), options_(options) {
-    check_base();
+    check_routing();
+    check_tokens();
+    if (options.base != nullptr) check_base(options.base->header());
     const QualityKey key = quality_key(runtime);
     set_.model_id = runtime.file().model_id();
     set_.model_name = runtime.file().metadata().get_string("general.name", "");
@@ -45,34 +48,44 @@ class Evaluation {
     for (uint64_t w = options.shard; w < corpus.n_windows(); w += options.n_shards) {
       todo_.push_back(w);
     }
+    n_todo_ = todo_.size();
     if (!options.base_out.empty()) open_writer();
   }
 
   ScoreSet run(const std::function<void(const EvalProgress&)>& progress,
                const std::function<bool()>& stop) {
+    if (writer_ && !runtime_.options().stream.moce.on()) take_written();
+    if (!set_.windows.empty()) report(now_ns(), progress);
     if (options_.mode == EvalMode::Batch) {
       run_batch(progress, stop);
     } else {
       run_steps(progress, stop);
     }
-    if (writer_ && set_.windows.size() == todo_.size()) writer_->finish();
+    if (writer_ && set_.windows.size() == n_todo_) writer_->finish();
+    sort_windows();
     return std::move(set_);
   }
 
  private:
-  void check_base() const {
-    const experts::MoceOptions& moce = runtime_.options().stream.moce;
-    if (options_.mode == EvalMode::Batch && moce.on()) {
+  void check_routing() const {
+    if (options_.mode == EvalMode::Batch && runtime_.options().stream.moce.on()) {
       fail(ErrorKind::Usage,
            "cache-aware routing depends on what is in memory at every step: measure it with "
            "--step-mode");
     }
-    if (moce.on() && moce.residency != experts::MoceResidency::Epoch) {
-      fail(ErrorKind::Usage,
-           "what cache-aware routing costs can be measured again only with --moce-residency epoch");
+    check_repeatable(runtime_, options_.n_shards);
+  }
+
+  // The last token of a window is looked up in the logits, but never goes through the model.
+  void check_tokens() const {
+    for (const int32_t id : corpus_.tokens()) {
+      if (id >= 0 && id < runtime_.info().n_vocab) continue;
+      fail(ErrorKind::Usage, "token id {} is outside the vocabulary of {}", id,
+           runtime_.info().n_vocab);
     }
-    if (options_.base == nullptr) return;
-    const BaseHeader& base = options_.base->header();
+  }
+
+  void check_base(const BaseHeader& base) const {
     if (base.n_vocab != runtime_.info().n_vocab) {
       fail(ErrorKind::Usage, "the base has a vocabulary of {}, this model one of {}", base.n_vocab,
            runtime_.info().n_vocab);
@@ -80,6 +93,11 @@ class Evaluation {
     if (base.window_tokens != corpus_.window_tokens()) {
       fail(ErrorKind::Usage, "the base was made with --window {}, not {}", base.window_tokens,
            corpus_.window_tokens());
+    }
+    const Sha256 ids = tokenizer_id(runtime_.file().metadata());
+    if (base.tokenizer_id != Sha256{} && ids != Sha256{} && base.tokenizer_id != ids) {
+      fail(ErrorKind::Usage,
+           "the base was made with another tokenizer: its token ids mean something else here");
     }
     // A file of llama.cpp holds whole windows only.
     const std::span<const int32_t> ours = corpus_.tokens();
@@ -102,9 +120,43 @@ class Evaluation {
     header.corpus_id = set_.corpus_id;
     header.model_name = set_.model_name;
     header.quality_key = set_.quality_key;
+    header.tokenizer_id = tokenizer_id(runtime_.file().metadata());
     header.tokens.assign(corpus_.tokens().begin(), corpus_.tokens().end());
     row_bytes_ = header.row_bytes();
     writer_ = std::make_unique<BaseWriter>(options_.base_out, header, todo_.size());
+  }
+
+  // Windows whose rows an interrupted run has left: they need not be evaluated again.
+  void take_written() {
+    std::erase_if(todo_, [&](uint64_t window) {
+      if (!writer_->has(window)) return false;
+      const std::vector<double> nll = writer_->nll(window);
+      Open open;
+      open.window = window;
+      open.scores.resize(nll.size());
+      for (size_t i = 0; i < nll.size(); ++i) open.scores[i].nll = nll[i];
+      end(open);
+      return true;
+    });
+  }
+
+  // What was there already may stand before a window with a lower index.
+  void sort_windows() {
+    const auto per_window = static_cast<std::ptrdiff_t>(set_.per_window());
+    std::vector<size_t> order(set_.windows.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return set_.windows[a].index < set_.windows[b].index; });
+    if (std::is_sorted(order.begin(), order.end())) return;
+    const std::vector<ScoreSet::Window> windows = std::move(set_.windows);
+    const std::vector<PositionScore> scores = std::move(set_.scores);
+    set_.windows.clear();
+    set_.scores.clear();
+    for (const size_t i : order) {
+      set_.windows.push_back(windows[i]);
+      const auto first = scores.begin() + static_cast<std::ptrdiff_t>(i) * per_window;
+      set_.scores.insert(set_.scores.end(), first, first + per_window);
+    }
   }
 
   // The scores of a window are made piece by piece, all of one window before the next one's.
@@ -137,16 +189,22 @@ class Evaluation {
       base = options_.base->rows(open->window);
       base.data += static_cast<uint64_t>(begin) * options_.base->header().row_bytes();
     }
-    const int64_t bad = score_rows(runtime_.pool(), rows, next, base, open->scores.data() + begin);
-    if (bad >= 0) {
+    const BadRow bad = score_rows(runtime_.pool(), rows, next, base, open->scores.data() + begin);
+    if (bad.row >= 0 && bad.of_base) {
+      fail(ErrorKind::Format, "the base's window {}, position {}: its logits are not finite",
+           open->window, first + bad.row);
+    }
+    if (bad.row >= 0) {
       fail(ErrorKind::Numeric, "window {}, position {}: logits are not finite", open->window,
-           first + bad);
+           first + bad.row);
     }
     open->n_done += n;
     if (!writer_) return;
     keep_rows(begin, rows);
     if (open->n_done == set_.per_window() && !writer_->has(open->window)) {
-      writer_->write(open->window, rows_);
+      std::vector<double> nll;
+      for (const PositionScore& score : open->scores) nll.push_back(score.nll);
+      writer_->write(open->window, rows_, nll);
     }
   }
 
@@ -178,7 +236,7 @@ class Evaluation {
 
   void report(int64_t began, const std::function<void(const EvalProgress&)>& progress) {
     state_.windows = set_.windows.size();
-    state_.n_windows = todo_.size();
+    state_.n_windows = n_todo_;
     state_.seconds = seconds_since(began);
     const auto n = static_cast<double>(set_.scores.size());
     state_.mean_nll = sum_nll_ / n;
@@ -252,6 +310,7 @@ class Evaluation {
   const EvalOptions& options_;
   ScoreSet set_;
   std::vector<uint64_t> todo_;
+  size_t n_todo_ = 0;  // with those that were there already
   std::unique_ptr<BaseWriter> writer_;
   uint64_t row_bytes_ = 0;
   std::vector<std::byte> rows_;  // of the window that is being scored, for the writer
@@ -283,6 +342,20 @@ void prepare(engine::RuntimeOptions* options, EvalMode mode, int64_t window,
     options->caller_bytes += header.window_bytes();
   }
   if (base != nullptr) options->caller_bytes += base->header().window_bytes();
+}
+
+void check_repeatable(const engine::Runtime& runtime, uint32_t n_shards) {
+  const experts::MoceOptions& moce = runtime.options().stream.moce;
+  if (!moce.on()) return;
+  if (moce.residency != experts::MoceResidency::Epoch) {
+    fail(ErrorKind::Usage,
+         "what cache-aware routing costs can be measured again only with --moce-residency epoch");
+  }
+  if (n_shards > 1) {
+    fail(ErrorKind::Usage,
+         "cache-aware routing goes on from what came before: a shard of a text says nothing about "
+         "a run over all of it. Leave out --shard, or --moce");
+  }
 }
 
 ScoreSet evaluate(engine::Runtime& runtime, const surgery::Corpus& corpus,

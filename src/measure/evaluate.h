@@ -40,9 +40,17 @@ struct EvalProgress {
 void prepare(engine::RuntimeOptions* options, EvalMode mode, int64_t window,
              std::optional<BaseRows::Form> written = {}, const BaseReader* base = nullptr);
 
-// Scores the windows of the shard. Throws Error(Numeric) naming layer, window and position where
-// logits are not finite; Usage when the base is of another text, vocabulary or window, or when
-// cache-aware routing is to be scored in Batch mode. `stop` ends it early.
+// Throws Error(Usage) where cache-aware routing would give something that cannot be measured again:
+// with live residency, which depends on the disk's timing, or in shards, since the arena and the
+// router go on from what came before.
+void check_repeatable(const engine::Runtime& runtime, uint32_t n_shards);
+
+// Scores the windows of the shard; those whose rows are in an interrupted `base_out` already are
+// taken from there, except with cache-aware routing. Throws Error(Numeric) naming layer, window and
+// position where logits are not finite, Error(Format) naming window and position where the base's
+// are not; Usage when the base is of another text, vocabulary, tokenizer or window, when a token is
+// outside the vocabulary, when cache-aware routing is to be scored in Batch mode, and as
+// check_repeatable() does. `stop` ends it early.
 ScoreSet evaluate(engine::Runtime& runtime, const surgery::Corpus& corpus,
                   const EvalOptions& options,
                   const std::function<void(const EvalProgress&)>& progress,

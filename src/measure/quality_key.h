@@ -15,7 +15,13 @@ struct QualityKey {
 };
 
 // Model (its identity covers pruning and types), converted dense weights, precision, kernels, KV
-// type; with cache-aware routing also what decides which experts are in memory.
+// type, aliased experts; with cache-aware routing also what decides which experts are in memory:
+// slots, eviction and its half-life, hot share, fill and the profile behind it. Not in it are live
+// or epoch residency and read-ahead, which depend on the disk's timing: there the share of slots
+// that were replaced tells whether a measurement speaks for a run (quality_verdict.h).
 QualityKey quality_key(const engine::Runtime& runtime);
+
+// The key of the same with routing that is exact.
+QualityKey exact_key(const QualityKey& key);
 
 }  // namespace penstock::measure

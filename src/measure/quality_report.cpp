@@ -17,8 +17,9 @@ void put(Json* out, const std::string& name, const Estimate& e) {
 }
 
 Json quantiles(const Quantiles& q) {
-  return {{"max", q.max},       {"99.9", q.q999}, {"99", q.q99}, {"95", q.q95}, {"90", q.q90},
-          {"median", q.median}, {"10", q.q10},    {"5", q.q05},  {"1", q.q01},  {"min", q.min}};
+  return {{"max", q.max}, {"99.9", q.q999},     {"99", q.q99}, {"95", q.q95}, {"90", q.q90},
+          {"75", q.q75},  {"median", q.median}, {"25", q.q25}, {"10", q.q10}, {"5", q.q05},
+          {"1", q.q01},   {"0.1", q.q001},      {"min", q.min}};
 }
 
 Json numbers(const Quality& q) {
@@ -109,11 +110,17 @@ std::string quality_table(const ScoreSet& set) {
     row(&out, "mean KLD", c.mean_kld);
     out += fmt::format(
         "  KLD quantiles          max {:.4f}, 99.9 % {:.4f}, 99 % {:.4f}, 90 % {:.4f}, median "
-        "{:.5f}, min {:.2g}\n",
-        c.kld.max, c.kld.q999, c.kld.q99, c.kld.q90, c.kld.median, c.kld.min);
+        "{:.5f}, 0.1 % {:.2g}, min {:.2g}\n",
+        c.kld.max, c.kld.q999, c.kld.q99, c.kld.q90, c.kld.median, c.kld.q001, c.kld.min);
     row(&out, "same top token", c.same_top, 100, " %");
     row(&out, "mean dp", c.mean_dp, 100, " %");
     row(&out, "RMS dp", c.rms_dp, 100, " %");
+    out += fmt::format(
+        "  dp quantiles, %        max {:.3f}, 99.9 % {:.3f}, 75 % {:.3f}, median {:.3f}, 25 % "
+        "{:.3f}, "
+        "0.1 % {:.3f}, min {:.3f}\n",
+        100 * c.dp.max, 100 * c.dp.q999, 100 * c.dp.q75, 100 * c.dp.median, 100 * c.dp.q25,
+        100 * c.dp.q001, 100 * c.dp.min);
   }
   if (set.parts.size() > 1) {
     for (size_t i = 0; i < set.parts.size(); ++i) {
@@ -179,6 +186,38 @@ std::vector<TaskResult> read_answers(const nlohmann::json& tasks, const std::str
          error.what());
   }
   return results;
+}
+
+Json paired_json(const std::vector<TaskResult>& results, const std::vector<TaskResult>& others,
+                 const std::string& path) {
+  std::map<uint64_t, const TaskResult*> by_index;
+  for (const TaskResult& other : others) by_index.emplace(other.index, &other);
+  std::vector<bool> first, second;
+  for (const TaskResult& result : results) {
+    const auto found = by_index.find(result.index);
+    if (found == by_index.end() || found->second->id != result.id) {
+      fail(ErrorKind::Usage, "{} does not answer task {}: only the same tasks can be compared",
+           path, result.id);
+    }
+    first.push_back(result.solved);
+    second.push_back(found->second->solved);
+  }
+  if (first.size() < 2) fail(ErrorKind::Usage, "{}: one task compares nothing", path);
+  const Paired p = paired(first, second);
+  Json out = {{"n", p.n}, {"only_this", p.only_first}, {"only_other", p.only_second}};
+  put(&out, "difference", p.difference);
+  out["p_value"] = p.p_value;
+  return out;
+}
+
+std::string paired_table(const Json& p) {
+  return fmt::format(
+      "  {:<22} {:6.2f} points +- {:.2f}  [{:.2f}, {:.2f}]; {} solved here only, {} there only, "
+      "p = {:.3g} (McNemar)\n",
+      "against the other", 100 * p["difference"].get<double>(),
+      100 * p["difference_error"].get<double>(), 100 * p["difference_interval"][0].get<double>(),
+      100 * p["difference_interval"][1].get<double>(), p["only_this"].get<uint64_t>(),
+      p["only_other"].get<uint64_t>(), p["p_value"].get<double>());
 }
 
 std::string tasks_table(const TaskSummary& s) {

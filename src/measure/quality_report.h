@@ -19,4 +19,11 @@ std::vector<TaskResult> read_answers(const nlohmann::json& tasks, const std::str
 nlohmann::ordered_json tasks_json(const std::vector<TaskResult>& results, bool answers);
 std::string tasks_table(const TaskSummary& summary);
 
+// Results and `others` of the same tasks, item by item: how many only one of the two solved, the
+// difference of the shares with error and interval, the p-value of McNemar's exact test. Throws
+// Error(Usage) naming the task that `path` does not answer.
+nlohmann::ordered_json paired_json(const std::vector<TaskResult>& results,
+                                   const std::vector<TaskResult>& others, const std::string& path);
+std::string paired_table(const nlohmann::ordered_json& paired);
+
 }  // namespace penstock::measure

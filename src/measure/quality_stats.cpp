@@ -86,8 +86,8 @@ void add_intervals(const std::vector<Sums>& windows, const std::vector<Statistic
 Quantiles quantiles_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const auto at = [&](double q) { return quantile(values, q); };
-  return {values.back(), at(0.999), at(0.99), at(0.95), at(0.9),
-          at(0.5),       at(0.1),   at(0.05), at(0.01), values.front()};
+  return {values.back(), at(0.999), at(0.99), at(0.95), at(0.9),   at(0.75),      at(0.5),
+          at(0.25),      at(0.1),   at(0.05), at(0.01), at(0.001), values.front()};
 }
 
 Comparison compare(const Sums& all, std::vector<double> klds, std::vector<double> dps) {
@@ -194,6 +194,42 @@ Estimate share_of(const std::vector<bool>& hits) {
   share.error = n > 1 ? std::sqrt(share.value * (1 - share.value) / (n - 1)) : 0;
   add_intervals(items, {[](const Sums& s) { return s.top / s.n; }}, {&share});
   return share;
+}
+
+namespace {
+
+// Twice the chance of at most `fewer` heads in n throws of a fair coin, at most 1.
+double coin_p(uint64_t n, uint64_t fewer) noexcept {
+  const double all =
+      std::lgamma(static_cast<double>(n) + 1) - static_cast<double>(n) * std::log(2.0);
+  double sum = 0;
+  for (uint64_t k = 0; k <= fewer; ++k) {
+    sum += std::exp(all - std::lgamma(static_cast<double>(k) + 1) -
+                    std::lgamma(static_cast<double>(n - k) + 1));
+  }
+  return std::min(1.0, 2 * sum);
+}
+
+}  // namespace
+
+Paired paired(const std::vector<bool>& first, const std::vector<bool>& second) {
+  Paired out;
+  out.n = first.size();
+  std::vector<Sums> items(first.size());
+  for (size_t i = 0; i < first.size(); ++i) {
+    items[i].n = 1;
+    items[i].dp = (first[i] ? 1 : 0) - (second[i] ? 1 : 0);
+    out.only_first += first[i] && !second[i];
+    out.only_second += !first[i] && second[i];
+  }
+  const auto n = static_cast<double>(out.n);
+  const auto more = static_cast<double>(out.only_first),
+             less = static_cast<double>(out.only_second);
+  out.difference.value = (more - less) / n;
+  out.difference.error = mean_error(more - less, more + less, n);
+  add_intervals(items, {[](const Sums& s) { return s.dp / s.n; }}, {&out.difference});
+  out.p_value = coin_p(out.only_first + out.only_second, std::min(out.only_first, out.only_second));
+  return out;
 }
 
 }  // namespace penstock::measure

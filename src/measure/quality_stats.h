@@ -22,8 +22,8 @@ struct Estimate {
 };
 
 struct Quantiles {
-  double max = 0, q999 = 0, q99 = 0, q95 = 0, q90 = 0, median = 0, q10 = 0, q05 = 0, q01 = 0,
-         min = 0;
+  double max = 0, q999 = 0, q99 = 0, q95 = 0, q90 = 0, q75 = 0, median = 0, q25 = 0, q10 = 0,
+         q05 = 0, q01 = 0, q001 = 0, min = 0;
 };
 
 struct Comparison {
@@ -55,5 +55,16 @@ double quantile(const std::vector<double>& sorted, double q) noexcept;
 
 // An accuracy with the interval of resampled items.
 Estimate share_of(const std::vector<bool>& hits);
+
+// Two results over the same items, item by item: the difference of two accuracies is surer than
+// each of them.
+struct Paired {
+  uint64_t n = 0;
+  uint64_t only_first = 0, only_second = 0;  // items that one of the two solved
+  Estimate difference;                       // share of the first less that of the second
+  double p_value = 1;                        // exact McNemar test, two-sided, of no difference
+};
+// Precondition: as many items in both, at least two.
+Paired paired(const std::vector<bool>& first, const std::vector<bool>& second);
 
 }  // namespace penstock::measure

@@ -26,7 +26,7 @@ std::string default_folder() {
 std::string identity(const nlohmann::json& m) {
   std::string id;
   for (const char* field : {"kind", "mode", "base_key", "base_model_id", "text_sha256",
-                            "tasks_sha256", "window_tokens"}) {
+                            "tasks_sha256", "window_tokens", "max_tokens", "chat_template"}) {
     id += m.contains(field) ? m[field].dump() : "-";
     id += '|';
   }
@@ -51,6 +51,11 @@ std::string QualityStore::path_of(const std::string& key) const {
 }
 
 std::string QualityStore::add(const QualityKey& key, const nlohmann::json& measurement) const {
+  if (measurement.contains("windows_in_text") &&
+      measurement.value("windows", uint64_t{0}) != measurement["windows_in_text"]) {
+    fail(ErrorKind::Usage, "{} of {} windows are no measurement of the text: it is not kept",
+         measurement.value("windows", uint64_t{0}), measurement["windows_in_text"].dump());
+  }
   nlohmann::json all = find(key.id).value_or(nlohmann::json::array());
   nlohmann::json kept = nlohmann::json::array();
   for (const nlohmann::json& other : all) {

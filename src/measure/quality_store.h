@@ -19,7 +19,8 @@ class QualityStore {
   std::string path_of(const std::string& key) const;
 
   // Adds a measurement (the JSON of `penstock eval`), in place of an earlier one of the same kind,
-  // text, base and mode. Returns the file's path.
+  // text or tasks, base, mode and length. Returns the file's path. Throws Error(Usage) for one that
+  // covers a part of its text only: it would speak for the whole.
   std::string add(const QualityKey& key, const nlohmann::json& measurement) const;
 
   // The key's measurements; none when there are none. A file that cannot be read or is of another

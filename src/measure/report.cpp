@@ -10,6 +10,7 @@
 #include "measure/formula.h"
 #include "measure/record.h"
 #include "measure/report_groups.h"
+#include "measure/report_quality.h"
 #include "measure/report_text.h"
 
 namespace penstock::measure {

@@ -70,6 +70,7 @@ struct ReportGroup {
   std::vector<std::string> notes;       // sentences
   std::vector<Difference> differences;  // from the comparison's first group
   std::vector<ReportQuality> quality;
+  std::string verdict;  // of it, where something lossy was measured (quality_verdict.h)
   std::optional<ReportRoofline> roofline;
 
   const ReportSeries* find(const std::string& name) const;

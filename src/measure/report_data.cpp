@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "measure/formula.h"
+#include "measure/quality_verdict.h"
 #include "measure/report.h"
 #include "measure/report_tables.h"
 #include "measure/report_text.h"
@@ -86,6 +87,7 @@ Json group_json(const ReportGroup& group) {
   }
   out["quality_key"] = group.quality_key.empty() ? Json() : Json(group.quality_key);
   out["quality"] = group.quality.empty() ? Json("unmeasured") : quality_json(group.quality);
+  if (!group.verdict.empty()) out["quality_verdict"] = group.verdict;
   if (group.roofline) {
     out["bounds"] = {{"measured_ms", spread_json(group.roofline->measured_ms)},
                      {"serial_ms", spread_json(group.roofline->serial_ms)},
@@ -157,6 +159,7 @@ Json report_json(const Report& report) {
   for (const Archived* record : report.records) out["records"].push_back(record->id);
   out["quality_files"] = Json::array();
   for (const Archived* file : report.qualities) out["quality_files"].push_back(file->id);
+  out["quality_limits"] = limits_json({});
   out["untimed_quality"] = quality_json(report.untimed);
   out["machines"] = report.machines;
   out["unused"] = report.unused;

@@ -1,7 +1,6 @@
 // How a report's runs become comparisons and groups (report.h).
 #pragma once
 
-#include <set>
 #include <string>
 #include <vector>
 
@@ -22,13 +21,5 @@ void finish_comparison(ReportComparison* comparison, bool is_void);
 
 // Where the campaign holds figures that bounds can be computed from.
 void add_rooflines(const nlohmann::json& campaign, ReportComparison* comparison);
-
-// Whether a file holds measurements of quality: of the store, printed by `eval`, or its record.
-bool is_quality(const Archived& entry);
-// What it holds, as far as it is finite.
-std::vector<ReportQuality> qualities_in(const Archived& file);
-// Matches by quality key. Files that were used go into `used`.
-void add_quality(const std::vector<const Archived*>& files, ReportComparison* comparison,
-                 std::set<const Archived*>* used);
 
 }  // namespace penstock::measure

@@ -256,7 +256,8 @@ ReportTable quality_table(const ReportComparison& comparison, const ReportIndex&
     if (group.series.empty()) continue;
     const std::string key = group.quality.empty() ? std::string() : group.quality_key;
     const auto known = std::find_if(keys.begin(), keys.end(), [&](const auto& other) {
-      return !key.empty() && other.second->quality_key == key && !other.second->quality.empty();
+      return !key.empty() && other.second->quality_key == key && !other.second->quality.empty() &&
+             other.second->verdict == group.verdict;
     });
     const auto unmeasured = std::find_if(keys.begin(), keys.end(), [&](const auto& other) {
       return key.empty() && other.second->quality.empty();
@@ -272,6 +273,12 @@ ReportTable quality_table(const ReportComparison& comparison, const ReportIndex&
     if (group->quality.empty()) {
       table.rows.push_back(
           {{.text = label}, {.text = "quality: unmeasured"}, {.text = "-"}, {.text = "-"}});
+    }
+    if (!group->verdict.empty()) {
+      table.rows.push_back({{.text = label},
+                            {.text = "quality: " + group->verdict},
+                            {.text = "-"},
+                            {.text = "limits of cache-aware routing; both tiers"}});
     }
     for (const ReportQuality& quality : group->quality)
       add_quality_rows(label, quality, index, &table);

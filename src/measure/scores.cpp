@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
 
 #include "base/digest.h"
 #include "base/error.h"
@@ -55,8 +57,8 @@ Softmax softmax_of(std::span<const float> logits) noexcept {
   return s;
 }
 
-// Against ln p_b of every token.
-void compare(std::span<const float> base, std::span<const float> logits, const Softmax& s,
+// Against ln p_b of every token. False: the base's row is not finite.
+bool compare(std::span<const float> base, std::span<const float> logits, const Softmax& s,
              size_t next, PositionScore* out) noexcept {
   double kld = 0;
   size_t top = 0;
@@ -72,6 +74,33 @@ void compare(std::span<const float> base, std::span<const float> logits, const S
   out->nll_base = -static_cast<double>(base[next]);
   out->dp = std::exp(-out->nll) - std::exp(-out->nll_base);
   out->same_top = top == s.top ? 1 : 0;
+  // What is not a number is never below the clip: it is in the sum.
+  return std::isfinite(kld) && std::isfinite(out->nll_base);
+}
+
+// Row `r` of the base as ln p_b; false: it is not finite.
+bool expand_base(const BaseRows& base, size_t r, std::span<float> log_b) noexcept {
+  const size_t n_vocab = log_b.size();
+  if (base.form == BaseRows::Form::Compact) {
+    const auto* words = reinterpret_cast<const uint16_t*>(base.data);
+    CompactRow::expand(words + r * CompactRow::words(static_cast<int64_t>(n_vocab)), log_b);
+    return true;  // compare() sees what the row's two numbers made of it
+  }
+  const auto* rows = reinterpret_cast<const float*>(base.data);
+  const std::span<const float> zb{rows + r * n_vocab, n_vocab};
+  const Softmax sb = softmax_of(zb);
+  const double shift = static_cast<double>(sb.largest) + sb.log_sum;
+  for (size_t i = 0; i < n_vocab; ++i) {
+    log_b[i] = static_cast<float>(static_cast<double>(zb[i]) - shift);
+  }
+  return sb.finite;
+}
+
+// What shards of a run share of their circumstances.
+std::string overlap_alone(const std::string& circumstances) {
+  const auto said = nlohmann::json::parse(circumstances, nullptr, false);
+  if (!said.is_object() || !said.contains("overlap")) return {};
+  return nlohmann::json{{"overlap", said["overlap"]}}.dump();
 }
 
 }  // namespace
@@ -103,41 +132,41 @@ void CompactRow::expand(const uint16_t* row, std::span<float> log_probabilities)
   }
 }
 
-int64_t score_rows(ThreadPool& pool, std::span<const float> logits, std::span<const int32_t> next,
-                   const BaseRows& base, PositionScore* out) {
+BadRow score_rows(ThreadPool& pool, std::span<const float> logits, std::span<const int32_t> next,
+                  const BaseRows& base, PositionScore* out) {
   const size_t n_vocab = logits.size() / next.size();
-  std::atomic<int64_t> bad{-1};
+  // Twice the row, and 1 where it is the base's: the least is the first.
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  std::atomic<int64_t> bad{kNone};
+  const auto refuse = [&](int64_t row, bool of_base) {
+    const int64_t mine = 2 * row + (of_base ? 1 : 0);
+    int64_t least = bad;
+    while (mine < least && !bad.compare_exchange_weak(least, mine)) {
+    }
+  };
   pool.parallel_for(static_cast<int64_t>(next.size()), [&](int64_t row, int) {
     const auto r = static_cast<size_t>(row);
     const std::span<const float> z = logits.subspan(r * n_vocab, n_vocab);
     const auto y = static_cast<size_t>(next[r]);
     const Softmax s = softmax_of(z);
-    if (!s.finite) {
-      int64_t none = -1;
-      bad.compare_exchange_strong(none, row);
-      return;
-    }
+    if (!s.finite) return refuse(row, false);
     PositionScore score;
     score.nll = static_cast<double>(s.largest) + s.log_sum - static_cast<double>(z[y]);
-    if (base.form == BaseRows::Form::Compact) {
+    if (base.form != BaseRows::Form::None) {
       std::vector<float> log_b(n_vocab);
-      const auto* words = reinterpret_cast<const uint16_t*>(base.data);
-      CompactRow::expand(words + r * CompactRow::words(static_cast<int64_t>(n_vocab)), log_b);
-      compare(log_b, z, s, y, &score);
-    } else if (base.form == BaseRows::Form::Logits) {
-      const auto* rows = reinterpret_cast<const float*>(base.data);
-      const std::span<const float> zb{rows + r * n_vocab, n_vocab};
-      const Softmax sb = softmax_of(zb);
-      std::vector<float> log_b(n_vocab);
-      const double shift = static_cast<double>(sb.largest) + sb.log_sum;
-      for (size_t i = 0; i < n_vocab; ++i) {
-        log_b[i] = static_cast<float>(static_cast<double>(zb[i]) - shift);
+      if (!expand_base(base, r, log_b) || !compare(log_b, z, s, y, &score)) {
+        return refuse(row, true);
       }
-      compare(log_b, z, s, y, &score);
     }
     out[r] = score;
   });
-  return bad;
+  if (bad == kNone) return {};
+  return {bad / 2, bad % 2 != 0};
+}
+
+bool ScoreSet::cache_aware() const {
+  const auto settings = nlohmann::json::parse(quality_settings, nullptr, false);
+  return settings.is_object() && settings.contains("moce") && settings["moce"] != "off";
 }
 
 void write_scores(const std::string& path, const ScoreSet& set) {
@@ -156,6 +185,7 @@ void write_scores(const std::string& path, const ScoreSet& set) {
   writer.set_u64("scores.window_tokens", static_cast<uint64_t>(set.window_tokens));
   writer.set_u64("scores.n_windows", set.n_windows);
   writer.set_string("scores.corpus_id", hex(set.corpus_id));
+  if (!set.circumstances.empty()) writer.set_string("scores.circumstances", set.circumstances);
   std::vector<std::string> names, ids;
   for (const ScoreSet::Part& part : set.parts) {
     names.push_back(part.name);
@@ -208,6 +238,7 @@ ScoreSet read_scores(const std::string& path) {
   set.window_tokens = m.get_i64("scores.window_tokens");
   set.n_windows = m.get_u64("scores.n_windows");
   set.corpus_id = digest(m.get_string("scores.corpus_id"), "scores.corpus_id");
+  set.circumstances = m.get_string("scores.circumstances", "");
   const auto names = m.get_string_array("scores.parts.names");
   const auto ids = m.get_string_array("scores.parts.token_ids");
   const auto windows = m.get_u64_array("scores.windows");
@@ -256,6 +287,12 @@ void merge(ScoreSet& all, const ScoreSet& more, const std::string& path) {
       more.base_key != all.base_key) {
     refuse("base");
   }
+  if (all.cache_aware()) {
+    fail(ErrorKind::Usage,
+         "{}: cache-aware routing depends on the windows before: shards of it are not one run, "
+         "score the whole text at once",
+         path);
+  }
   // Two ascending lists into one.
   ScoreSet out = all;
   out.windows.clear();
@@ -279,6 +316,7 @@ void merge(ScoreSet& all, const ScoreSet& more, const std::string& path) {
       take(more, b++);
     }
   }
+  out.circumstances = overlap_alone(all.circumstances);
   all = std::move(out);
 }
 

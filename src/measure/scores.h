@@ -50,10 +50,16 @@ struct BaseRows {
   const std::byte* data = nullptr;  // uint16 [n][words] or float [n][n_vocab]
 };
 
-// Scores n rows of logits, [n][n_vocab]; row i is followed by next[i]. Returns the first row that
-// holds a logit which is not finite, or -1.
-int64_t score_rows(ThreadPool& pool, std::span<const float> logits, std::span<const int32_t> next,
-                   const BaseRows& base, PositionScore* out);
+// A row that cannot be scored: the first one, and whose distribution is not finite.
+struct BadRow {
+  int64_t row = -1;  // -1: there is none
+  bool of_base = false;
+};
+
+// Scores n rows of logits, [n][n_vocab]; row i is followed by next[i], which must be a token of the
+// vocabulary.
+BadRow score_rows(ThreadPool& pool, std::span<const float> logits, std::span<const int32_t> next,
+                  const BaseRows& base, PositionScore* out);
 
 // Results of a run over a text, or of a shard of one.
 struct ScoreSet {
@@ -77,16 +83,24 @@ struct ScoreSet {
   uint64_t n_windows = 0;  // of the whole text
   Sha256 corpus_id{};
   std::vector<Part> parts;
+  // JSON of what the run was like beside its scores: members routing, streaming and overlap of the
+  // result, as far as there are any. "" where nothing is said.
+  std::string circumstances;
   std::vector<Window> windows;        // in ascending order
   std::vector<PositionScore> scores;  // [windows][n_scored]
 
   int64_t per_window() const noexcept { return n_scored(window_tokens); }
+  bool whole() const noexcept { return windows.size() == n_windows; }
+  // Whether windows depend on those before them: the key's settings say so.
+  bool cache_aware() const;
 };
 
 ScoreSet read_scores(const std::string& path);
 void write_scores(const std::string& path, const ScoreSet& set);
 // Adds the windows of `more`. Throws Error(Usage) when it is of another model, text, base or mode,
-// or scored a window that is there already.
+// scored a window that is there already, or when routing is cache-aware: what a window was routed
+// to depends on the windows before it, so that parts are not one run. Of the circumstances the
+// overlap of texts stays; hit rates of parts do not add up to those of a run.
 void merge(ScoreSet& all, const ScoreSet& more, const std::string& path);
 
 }  // namespace penstock::measure

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/generate.h"
+#include "measure/evaluate.h"
 
 namespace penstock::measure {
 namespace {
@@ -246,6 +247,7 @@ std::vector<TaskResult> run_tasks(engine::Runtime& runtime, const std::vector<Ta
                                   const TaskOptions& options,
                                   const std::function<void(const TaskResult&)>& progress,
                                   const std::function<bool()>& stop) {
+  check_repeatable(runtime, options.n_shards);
   const engine::ChatFormat format = engine::open_chat_format(runtime, options.chat_format);
   engine::Session session(runtime);
   std::vector<TaskResult> results;

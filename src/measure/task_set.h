@@ -78,7 +78,7 @@ struct TaskOptions {
   int64_t max_tokens = 256;
   uint32_t shard = 0, n_shards = 1;  // tasks index, index + n, ...
 };
-// Answers every task greedily, each in a context of its own.
+// Answers every task greedily, each in a context of its own. Throws as check_repeatable() does.
 std::vector<TaskResult> run_tasks(engine::Runtime& runtime, const std::vector<Task>& tasks,
                                   const TaskOptions& options,
                                   const std::function<void(const TaskResult&)>& progress,

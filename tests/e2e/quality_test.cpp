@@ -3,7 +3,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/digest.h"
+#include "base/hash.h"
 #include "e2e/program.h"
+#include "gguf/model.h"
 
 namespace penstock::testing {
 namespace {
@@ -15,6 +18,15 @@ class Quality : public Program {
 
   std::string excerpt(const char* name, size_t first, size_t bytes) const {
     return write(name, read_all(text_).substr(first, bytes));
+  }
+  // Of a folder that holds one.
+  static nlohmann::json only_record(const std::string& folder) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().extension() == ".json") {
+        return nlohmann::json::parse(std::ifstream(entry.path()));
+      }
+    }
+    return nullptr;
   }
   std::vector<std::string> with_store(std::vector<std::string> arguments) const {
     arguments.insert(arguments.end(), {"--quality-dir", path("quality")});
@@ -87,9 +99,35 @@ TEST_F(Quality, KldSaysWhatTheModelLost) {
   const std::vector<std::string> go = {"run", "-m", path("q2.gguf"), "-p", "And", "-n", "2"};
   EXPECT_NE(run(go).err.find("quality: unmeasured"), std::string::npos);
   ASSERT_EQ(run({"eval", "kld", path("q2.gguf"), "--base", path("base")}).code, 0);
-  const Outcome known = run(go);
+  std::vector<std::string> recorded = go;
+  recorded.insert(recorded.end(), {"--record", path("records")});
+  const Outcome known = run(recorded);
   EXPECT_NE(known.err.find("mean KLD"), std::string::npos) << known.err;
+  // One tier is no headline.
+  EXPECT_NE(known.err.find("quality: incomplete: no tasks"), std::string::npos) << known.err;
+  const auto run_record = only_record(path("records"));
+  EXPECT_EQ(run_record["lossy"], nlohmann::json::array({"requantised"}));
+  const gguf::Model requantised = gguf::Model::open(path("q2.gguf"));
+  std::string steps;
+  for (const auto step : requantised.metadata().get_string_array("penstock.requantise.steps")) {
+    steps += step;
+  }
+  EXPECT_EQ(run_record["inputs"]["quant_recipe_id"], hex(sha256(steps)));
   unsetenv("XDG_DATA_HOME");
+
+  // The base of another tokenizer: its header says so, and its checksums fit.
+  std::string other = read_all(path("base"));
+  const size_t id = other.find("\"tokenizer_id\":\"") + std::string("\"tokenizer_id\":\"").size();
+  other[id] = other[id] == '0' ? '1' : '0';
+  const size_t end = other.find('}') + 1;
+  const auto header = nlohmann::json::parse(other.substr(16, end - 16));
+  const size_t summed = end + header["n_tokens"].get<size_t>() * sizeof(int32_t);
+  const uint64_t sum = xxh64(std::as_bytes(std::span(other).first(summed)));
+  other.replace(summed, sizeof sum, reinterpret_cast<const char*>(&sum), sizeof sum);
+  const Outcome foreign =
+      run(with_store({"eval", "kld", path("q2.gguf"), "--base", write("foreign", other)}));
+  EXPECT_EQ(foreign.code, 2);
+  expect_words(foreign.err, {"another tokenizer"});
 
   // Too little text, another text than the base's, no base at all.
   EXPECT_EQ(run(with_store({"eval", "perplexity", model_, "--text", excerpt("s.txt", 0, 2000),
@@ -101,6 +139,75 @@ TEST_F(Quality, KldSaysWhatTheModelLost) {
                 .code,
             2);
   EXPECT_EQ(run({"eval", "kld", model_, "--base", text, "--text", text}).code, 6);
+}
+
+TEST_F(Quality, APartIsNoMeasurement) {
+  const std::string text = excerpt("text.txt", 8000, 9000);
+  const auto shard = [&](const std::string& which, const std::string& out) {
+    return run(with_store({"eval", "perplexity", model_, "--text", text, "--window", "128",
+                           "--shard", which, "--scores", path(out), "--held-out-from", text}))
+        .code;
+  };
+  ASSERT_EQ(shard("0/2", "p0"), 0);
+  ASSERT_EQ(shard("1/2", "p1"), 0);
+  const Outcome partial = run(with_store({"eval", "merge", path("p0")}));
+  EXPECT_EQ(partial.code, 2);
+  expect_words(partial.err, {"windows are scored", "--scores"});
+  EXPECT_EQ(run(with_store({"eval", "merge", path("p0"), "--scores", path("joined")})).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(path("quality")));
+  const Outcome whole = run(with_store({"eval", "merge", path("p1"), path("joined"), "--json"}));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  const auto json = nlohmann::json::parse(whole.out);
+  EXPECT_EQ(json["windows"], json["windows_in_text"]);
+  EXPECT_GT(json["overlap"]["shared"], 0);  // what each shard said stays
+  EXPECT_TRUE(std::filesystem::exists(path("quality")));
+
+  const std::vector<std::string> bent = {
+      "eval",        "perplexity", model_,     "--text",        text,  "--window",         "128",
+      "--step-mode", "--moce",     "bonus",    "--arena-slots", "128", "--moce-residency", "epoch",
+      "--shard",     "0/2",        "--scores", path("x")};
+  const Outcome refused = run(with_store(bent));
+  EXPECT_EQ(refused.code, 2);
+  expect_words(refused.err, {"cache-aware routing", "--shard"});
+}
+
+TEST_F(Quality, TasksOfShardsAndOfTwoModels) {
+  std::string tasks = read_all(std::string(PENSTOCK_SOURCE_DIR) + "/models/eval/tasks.jsonl");
+  size_t end = 0;
+  for (int line = 0; line < 4; ++line) end = tasks.find('\n', end) + 1;
+  const std::string file = write("tasks.jsonl", tasks.substr(0, end));
+  const auto eval = [&](std::vector<std::string> more, const std::string& out) {
+    std::vector<std::string> words = with_store(
+        {"eval", "tasks", model_, "--tasks", file, "--max-tokens", "16", "--json", "--answers"});
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = run(words);
+    write(out, outcome.out);
+    return outcome;
+  };
+  ASSERT_EQ(eval({"--shard", "0/2"}, "t0").code, 0);
+  ASSERT_EQ(eval({"--shard", "1/2"}, "t1").code, 0);
+  const Outcome partial = run(with_store({"eval", "merge", path("t0")}));
+  EXPECT_EQ(partial.code, 2);
+  expect_words(partial.err, {"shard 1/2 is missing"});
+  EXPECT_FALSE(std::filesystem::exists(path("quality")));
+  ASSERT_EQ(eval({}, "whole").code, 0);
+  const Outcome merged = run(
+      with_store({"eval", "merge", path("t1"), path("t0"), "--json", "--against", path("whole")}));
+  ASSERT_EQ(merged.code, 0) << merged.err;
+  const auto json = nlohmann::json::parse(merged.out);
+  EXPECT_EQ(json["n"], 4);
+  EXPECT_EQ(json["accuracy"], nlohmann::json::parse(read_all(path("whole")))["accuracy"]);
+  EXPECT_EQ(json["paired"]["n"], 4);
+  EXPECT_EQ(json["paired"]["difference"], 0.0);
+  EXPECT_EQ(json["paired"]["p_value"], 1.0);
+  const Outcome other = run(with_store(
+      {"eval", "merge", path("t1"), path("t0"), "--against", write("other", "{\"answers\": []}")}));
+  EXPECT_EQ(other.code, 2);
+  expect_words(other.err, {"other tasks"});
+  // What depends on the disk's timing is no measurement.
+  const Outcome live = eval({"--moce", "bonus", "--arena-slots", "128"}, "live");
+  EXPECT_EQ(live.code, 2);
+  expect_words(live.err, {"--moce-residency epoch"});
 }
 
 TEST_F(Quality, TasksAreJudged) {

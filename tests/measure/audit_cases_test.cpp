@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "audit_support.h"
+#include "base/error.h"
 
 namespace penstock::measure {
 namespace {
@@ -445,6 +446,8 @@ TEST_F(AuditCases, T26ALogOfAnotherCoverage) {
 TEST_F(AuditCases, T27ASpeedWithoutTheQualityOfWhatWasTimed) {
   Json run = own();
   run["lossy"] = {"moce"};
+  run["counters"][0]["counters"]["cache_aware_routing"] = {
+      {"total", {{"replaced", 20}, {"slots", 100}}}};
   const std::string ids = three(run);
   const std::string claim =
       "[[claim]]\nid = \"c\"\ntext = \"10.00 tok/s\"\nfigure = \"decode_tok_s\"\nrecords = " + ids +
@@ -453,13 +456,43 @@ TEST_F(AuditCases, T27ASpeedWithoutTheQualityOfWhatWasTimed) {
     std::ofstream(records() + "/quality.json")
         << Json{{"schema", "penstock-quality-1"}, {"quality_key", key}, {"measurements", list}};
   };
-  const Json judged = {{{"kind", "kld"}, {"mean_kld", 0.564}}};
+  Json kld = {{"kind", "kld"},
+              {"model_id", digits("m", 64)},
+              {"base_model_id", digits("m", 64)},
+              {"mean_kld", 0.01},
+              {"same_top", 0.995},
+              {"ln_ppl_ratio_interval", {0.0, 0.01}},
+              {"routing", {{"replaced_share", 0.21}}}};
+  const Json tasks = {{"kind", "tasks"}, {"accuracy", 0.9}};
+  const Json judged = {kld, tasks};
   EXPECT_EQ(found(audit_of(claim), "c"), Set{"QUALITY MISSING R11"});
   measured(digits("another file", 64), judged);
   EXPECT_EQ(found(audit_of(claim), "c"), Set{"QUALITY MISSING R11"});
   measured(digits("quality", 64), Json::array());
   EXPECT_EQ(found(audit_of(claim), "c"), Set{"QUALITY MISSING R11"});
   measured(digits("quality", 64), judged);
+  EXPECT_EQ(found(audit_of(claim), "c"), Set{});
+  // One tier is not two, and a perplexity is none.
+  measured(digits("quality", 64), Json::array({kld}));
+  EXPECT_EQ(found(audit_of(claim), "c"), Set{"QUALITY MISSING R11"});
+  measured(digits("quality", 64), Json::array({{{"kind", "perplexity"}, {"ppl", 4.0}}}));
+  EXPECT_EQ(found(audit_of(claim), "c"), Set{"QUALITY MISSING R11"});
+  // Beyond the limits, and of a run that replaced much less.
+  Json bad = kld;
+  bad["mean_kld"] = 0.564;
+  measured(digits("quality", 64), {bad, tasks});
+  EXPECT_EQ(found(audit_of(claim), "c"), Set{"QUALITY MISSING R11"});
+  EXPECT_EQ(found(audit_of("[quality_limits]\nmean_kld = 0.6\n" + claim), "c"), Set{});
+  EXPECT_THROW(audit_of("[quality_limits]\nkld = 0.6\n" + claim), Error);
+  Json other = kld;
+  other["routing"]["replaced_share"] = 0.05;
+  measured(digits("quality", 64), {other, tasks});
+  EXPECT_EQ(found(audit_of(claim), "c"), Set{"QUALITY MISSING R11"});
+  // Records of `eval` say it as well as the store does.
+  measured(digits("quality", 64), Json::array({tasks}));
+  Json evaluated = own();
+  evaluated["evaluation"] = kld;
+  add(evaluated);
   EXPECT_EQ(found(audit_of(claim), "c"), Set{});
   // What another program ran has no key of ours.
   EXPECT_EQ(found(audit_of("[[claim]]\nid = \"c\"\ntext = \"13.53 tok/s\"\n"

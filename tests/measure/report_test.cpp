@@ -390,6 +390,30 @@ TEST_F(ReportTest, SeveralSettingsAtOnceAreSaid) {
   EXPECT_TRUE(holds(table, "lossy: moce"));
 }
 
+TEST_F(ReportTest, QualityThatFailsIsNoHeadline) {
+  for (int i = 0; i < 3; ++i) add(Made{.started = 1.0 + i, .lossy = {"moce"}});
+  const std::string key = Made{}.quality_key;
+  Json kld = {{"kind", "kld"},
+              {"text", "t.txt"},
+              {"model_id", "m"},
+              {"base_model_id", "m"},
+              {"mean_kld", 0.01},
+              {"same_top", 0.995},
+              {"ln_ppl_ratio_interval", {0.0, 0.01}}};
+  const Json tasks = {{"kind", "tasks"}, {"accuracy", 0.9}, {"n", 60}};
+  const auto table = [&](const Json& list) {
+    std::ofstream(folder() + "/quality.json")
+        << Json{{"schema", "penstock-quality-1"}, {"quality_key", key}, {"measurements", list}};
+    return report_markdown(report());
+  };
+  EXPECT_TRUE(holds(table({kld, tasks}), "quality: passed"));
+  EXPECT_TRUE(holds(table(Json::array({kld})), "quality: incomplete: no tasks"));
+  kld["mean_kld"] = 0.03;
+  const std::string failed = table({kld, tasks});
+  EXPECT_TRUE(holds(failed, "quality: failed: mean KLD 0.03, at most 0.02")) << failed;
+  EXPECT_TRUE(holds(failed, "quality failed")) << failed;  // beside the label of the speed
+}
+
 TEST_F(ReportTest, ConfigurationsAreCalledByWhatTellsThemApart) {
   for (const int slots : {128, 64, 1000}) {
     for (int i = 0; i < 2; ++i) add(Made{.slots = slots, .started = slots + i * 1.0});
