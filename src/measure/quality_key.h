@@ -18,4 +18,7 @@ struct QualityKey {
 // type; with cache-aware routing also what decides which experts are in memory.
 QualityKey quality_key(const engine::Runtime& runtime);
 
+// The type of cached keys and values in force: "f16" or "f32".
+const char* kv_name(const engine::RuntimeOptions& options) noexcept;
+
 }  // namespace penstock::measure
