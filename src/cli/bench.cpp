@@ -34,6 +34,9 @@ std::string builtin_text(const Flags& flags) {
   request.repeats = flags.repeats;
   request.tokens = flags.tokens;
   request.limit = flags.limit;
+  const MemoryFacts memory = memory_facts();
+  request.memory =
+      memory.cgroup_limit != 0 ? std::min(memory.total, memory.cgroup_limit) : memory.total;
   request.llama_server = flags.llama_server;
   request.llama_version = flags.llama_version;
   engine::RuntimeOptions options;
@@ -118,8 +121,10 @@ void add_bench(CLI::App& app, Action* action) {
   command->add_option("--repeats", flags->repeats, "rounds; at least 3")
       ->check(CLI::Range(3, 1000));
   command->add_option("-n,--tokens", flags->tokens, "tokens that every run generates");
-  command->add_option("--limit", flags->limit,
-                      "memory of every run, enforced by a cgroup: 8G; for peers also 4G,8G,16G");
+  command->add_option(
+      "--limit", flags->limit,
+      "memory of every run, enforced by a cgroup: 8G; for peers also 4G,8G,16G (without "
+      "it 4G,8G,12G,16G as far as this machine has more)");
   command->add_option("--llama-server", flags->llama_server,
                       "peers: llama.cpp's llama-server to compare with");
   command->add_option("--llama-version", flags->llama_version, "peers: which version that is");

@@ -58,6 +58,7 @@ nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_j
   const engine::RuntimeOptions& options = runtime.options();
   const experts::StreamOptions& stream = options.stream;
   out["n_ctx"] = options.n_ctx;
+  out["kv"] = measure::kv_name(options);
   out["prompt_chunk"] = options.prompt_chunk;
   out["threads"] = options.threads;
   out["memory"] = options.memory ? Json(*options.memory) : Json();
@@ -73,8 +74,17 @@ nlohmann::json settings_json(const engine::Runtime& runtime, nlohmann::ordered_j
   out["read_ahead"] = experts::read_ahead_name(stream.read_ahead);
   out["predictor"] = experts::predictor_name(stream.predictor);
   out["fill"] = experts::fill_name(stream.fill);
+  out["verify_every"] = stream.verify_every;
   out["moce"] = experts::moce_name(stream.moce.mode);
   out["moce_residency"] = experts::moce_residency_name(stream.moce.residency);
+  if (stream.moce.on()) {
+    out["moce_bonus"] = stream.moce.bonus;
+    out["moce_lambda"] = stream.moce.lambda;
+    out["moce_protect"] = stream.moce.protect;
+    out["moce_window"] = stream.moce.window;
+    out["moce_mass"] = stream.moce.mass;
+    out["moce_guard"] = stream.moce.guard;
+  }
   out["slots"] = runtime.stream().shape().slots();
   return out;
 }
@@ -113,15 +123,16 @@ void RunRecord::settings(const engine::Runtime& runtime, nlohmann::ordered_json 
   if (recorder_) recorder_->set("settings", settings_json(runtime, std::move(given)));
 }
 
-void RunRecord::begin_turn(const engine::Session& session, std::span<const int32_t> prompt,
-                           bool chat) {
+void RunRecord::begin_turn(engine::Session& session, std::span<const int32_t> prompt, bool chat) {
   if (!recorder_) return;
+  session.at_prompt_peak([this] { recorder_->memory("prefill peak"); });
   recorder_->boundary("before prompt", Json(counters_json(session)));
   recorder_->begin_turn(prompt, chat, session.runtime().counters());
 }
 
 void RunRecord::prefilled(const engine::Session& session) {
   if (!recorder_) return;
+  recorder_->prompt_evaluated(session.tokens());
   recorder_->memory("after prefill");
   recorder_->boundary("after prefill", Json(counters_json(session)));
 }
@@ -141,6 +152,7 @@ void RunRecord::end_turn(const engine::Session& session, const engine::GenerateR
 void RunRecord::measured(engine::Session& session) {
   if (!recorder_) return;
   const engine::Runtime& runtime = session.runtime();
+  recorder_->end_memory();
   recorder_->boundary("end", Json(counters_json(session)));
   recorder_->set("timings", Json(timings_json(session, runtime)));
   recorder_->set("experts", Json(source_json(runtime)));
@@ -151,6 +163,7 @@ void RunRecord::measured(engine::Session& session) {
 
 void RunRecord::evaluated(const engine::Runtime& runtime, nlohmann::ordered_json result) {
   if (!recorder_) return;
+  recorder_->end_memory();
   recorder_->set("experts", Json(source_json(runtime)));
   recorder_->set("dense", Json(dense_json(runtime.load().dense)));
   recorder_->set("watchdog", Json(watchdog_json(runtime)));

@@ -34,7 +34,7 @@ class RunRecord {
   void opened(const engine::Runtime& runtime);
   // What was asked for: `given` and the stream's options.
   void settings(const engine::Runtime& runtime, nlohmann::ordered_json given);
-  void begin_turn(const engine::Session& session, std::span<const int32_t> prompt, bool chat);
+  void begin_turn(engine::Session& session, std::span<const int32_t> prompt, bool chat);
   void prefilled(const engine::Session& session);
   void poll(const engine::Session& session);
   void end_turn(const engine::Session& session, const engine::GenerateResult& result);

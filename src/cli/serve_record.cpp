@@ -48,6 +48,7 @@ class RequestRecord : public server::JobWatch {
  public:
   RequestRecord(const std::string& folder, engine::Session& session, const server::Job& job)
       : recorder_(folder, producer(), measure::RunRecorder::Output::NotKept),
+        session_(session),
         before_(counters_json(session)),
         timings_(session.timings()) {
     const engine::Runtime& runtime = session.runtime();
@@ -57,10 +58,15 @@ class RequestRecord : public server::JobWatch {
                                                       {"sampling", sampling_json(job.sampling)},
                                                       {"n_predict", job.generate.max_tokens}}));
     recorder_.boundary("before prompt", nothing_counted(session));
-    recorder_.begin_turn(job.prompt, false, runtime.counters());
+    recorder_.begin_turn(job.prompt, job.chat_template, runtime.counters());
+    session.at_prompt_peak([this] { recorder_.memory("prefill peak"); });
   }
+  ~RequestRecord() override { session_.at_prompt_peak({}); }
+  RequestRecord(const RequestRecord&) = delete;
+  RequestRecord& operator=(const RequestRecord&) = delete;
 
   void prefilled(engine::Session& session) override {
+    recorder_.prompt_evaluated(session.tokens());
     recorder_.memory("after prefill");
     recorder_.boundary("after prefill", counters_since(session, before_));
   }
@@ -118,6 +124,7 @@ class RequestRecord : public server::JobWatch {
   }
 
   measure::RunRecorder recorder_;
+  engine::Session& session_;
   const Json before_;
   const engine::Timings timings_;
 };

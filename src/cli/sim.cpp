@@ -238,12 +238,20 @@ int run_sim(const Flags& flags) {
   request.threads =
       flags.threads > 0 ? flags.threads : static_cast<int>(std::thread::hardware_concurrency());
   request.settings = settings_of(flags, first);
+  const bool as_run = std::any_of(request.settings.begin(), request.settings.end(),
+                                  [](const auto& setting) { return setting.slots == 0; });
   for (const measure::TraceModel& model : report.traces) {
     if (model.shape.class_of != first.shape.class_of ||
         model.shape.n_experts() != first.shape.n_experts() ||
         model_id_of(model) != model_id_of(first)) {
       fail(ErrorKind::Usage, "{} and {} are of different models: replay them one by one",
            first.path, model.path);
+    }
+    if (as_run && model.shape.slots() != first.shape.slots()) {
+      fail(ErrorKind::Usage,
+           "--slots run: {} was recorded with {} slots, {} with {}: replay them one by one, or "
+           "give --slots",
+           first.path, first.shape.slots(), model.path, model.shape.slots());
     }
     request.shares = shares_of(flags, model);
     Progress bar(fmt::format("replaying {} settings", request.settings.size()),

@@ -75,6 +75,7 @@ void Session::begin_prefill(size_t n_tokens) {
 void Session::end_prefill(size_t n_tokens) {
   PromptMemory& m = prompt_memory_;
   const uint64_t at_most = peak_footprint();
+  if (at_prompt_peak_) at_prompt_peak_();
   release_scratch();
   if (m.scratch == 0) return;
   m.peak = at_most;

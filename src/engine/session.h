@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -104,6 +105,9 @@ class Session {
   // The largest footprint seen (spec/streaming.md §C.4), in bytes: sampled at the end of every
   // prefill, before its scratch is given back, and by this call.
   uint64_t peak_footprint();
+  // Called at the end of every prefill, while its scratch is still mapped: the most that a prompt
+  // occupies is seen there. May be empty.
+  void at_prompt_peak(std::function<void()> look) { at_prompt_peak_ = std::move(look); }
   // Of the last prompt that took scratch, and how many kept some.
   const PromptMemory& prompt_memory() const noexcept { return prompt_memory_; }
   int prompts_that_kept_scratch() const noexcept { return kept_scratch_; }
@@ -126,6 +130,7 @@ class Session {
   bool intact_ = true;
   Timings timings_;
   uint64_t peak_footprint_ = 0;
+  std::function<void()> at_prompt_peak_;
   PromptMemory prompt_memory_;
   int kept_scratch_ = 0;
 };

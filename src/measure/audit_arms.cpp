@@ -162,9 +162,10 @@ void ClaimWork::campaign(const ClaimArm& arm) {
                       record == nullptr ? "?" : canonical_text(*record).substr(1, 12)));
     }
     const Json* moved = at(entry.value, "/control/void");
-    if (claim_.against && moved != nullptr && *moved == true) {
+    if (moved != nullptr && *moved == true) {
       add(Verdict::Uncomparable, "R7",
-          "the campaign's first arm, run again at the end, had moved too far: it compares nothing");
+          "the campaign's first arm, run again at the end, had moved too far: its figures compare "
+          "nothing and are none");
     }
   }
 }

@@ -26,12 +26,36 @@ bool is_planned(const std::string& schema, const std::string& pointer) {
          pointer.find("predicted") != std::string::npos;
 }
 
-bool says_planned(const Claim& claim) {
-  if (claim.phase == "plan" || claim.phase == "setting") return true;
-  for (const char* word : {"plan", "budget", "limit", "predict", "setting"}) {
-    if (claim.text.find(word) != std::string::npos) return true;
+bool has_planning_word(std::string_view text, bool at_start) {
+  for (const std::string_view word : {"plan", "Plan", "budget", "Budget", "limit", "Limit",
+                                      "predict", "Predict", "setting", "Setting"}) {
+    if (at_start ? text.starts_with(word) : text.find(word) != std::string_view::npos) return true;
   }
   return false;
+}
+
+// Whether the words call the claim's own number planned or asked for: what stands between the
+// number before and it, or the very next word ("4 GB planned"). That another number of the sentence
+// is a limit says nothing about this one.
+bool says_planned(const Claim& claim) {
+  if (claim.phase == "plan" || claim.phase == "setting") return true;
+  const std::string_view text = claim.text;
+  size_t last = 0;
+  bool found = false;
+  for (const NumberInText& number : numbers_in(text)) {
+    const bool own = std::any_of(claim.value.begin(), claim.value.end(), [&](const Written& value) {
+      return value.text == number.number.text;
+    });
+    if (own) {
+      std::string_view after = text.substr(number.unit_end);
+      after.remove_prefix(std::min(after.find_first_not_of(' '), after.size()));
+      if (has_planning_word(text.substr(last, number.begin - last), false)) return true;
+      if (has_planning_word(after, true)) return true;
+    }
+    found = found || own;
+    last = number.unit_end;
+  }
+  return !found && has_planning_word(text, false);
 }
 
 // Of these a run has one value however often it is repeated.

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "base/clock.h"
@@ -116,6 +117,33 @@ Bench::Bench(const Campaign& campaign, const BenchOptions& options)
   begin();
 }
 
+std::vector<std::string> files_of(const CampaignArm& arm, const std::string& model) {
+  std::set<std::string> out = {model};
+  const gguf::Model file = gguf::Model::open(model, {.allow_missing_experts = true});
+  for (const gguf::Shard& shard : file.shards()) out.insert(shard.path);
+  const auto is_file = [](const std::string& path) {
+    std::error_code error;
+    return fs::is_regular_file(path, error);
+  };
+  // What the command line names: packs, tables of n-grams, profiles, programs.
+  for (const std::vector<std::string>* words : {&arm.options, &arm.command}) {
+    for (const std::string& word : *words) {
+      const size_t equals = word.find('=');
+      for (const std::string& path :
+           {word, equals == std::string::npos ? "" : word.substr(equals + 1)})
+        if (is_file(path)) out.insert(path);
+    }
+  }
+  // What is found by itself beside the model.
+  std::error_code error;
+  fs::path folder = fs::path(model).parent_path();
+  if (folder.empty()) folder = ".";
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".xpk") out.insert(entry.path().string());
+  }
+  return {out.begin(), out.end()};
+}
+
 std::string Bench::model_of(const CampaignArm& arm) const {
   return arm.model.empty() ? campaign_.model : arm.model;
 }
@@ -195,7 +223,7 @@ void Bench::begin() {
   manifest_["conditions"] = {
       {"drop_caches", !campaign_.cold                                   ? "no"
                       : ::access("/proc/sys/vm/drop_caches", W_OK) == 0 ? "all"
-                                                                        : "of the model"},
+                                                                        : "of the files named"},
       {"memory_limits", !limited           ? "none"
                         : no_group.empty() ? "memory cgroup"
                                            : "refused: " + no_group},
@@ -257,9 +285,12 @@ bool Bench::wait_for_conditions(std::string* reason) {
   return false;
 }
 
-void Bench::drop_caches(const std::string& model) const {
-  const File file = File::open_read(model);
-  ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
+void Bench::drop_caches(const CampaignArm& arm) const {
+  for (const std::string& path : files_of(arm, model_of(arm))) {
+    int error = 0;
+    const File file = File::try_open(path, O_RDONLY, &error);
+    if (file) ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
+  }
   std::ofstream all("/proc/sys/vm/drop_caches");
   if (all) all << "3\n";
 }
@@ -289,7 +320,13 @@ Bench::Outcome Bench::run_penstock(const CampaignArm& arm, const Prompt& prompt)
   child.policy = {.fuse = campaign_.min_available, .swap_limit = campaign_.swap_limit};
   Child running(child, options_.interrupted);
   const ChildReport report = running.wait();
-  Outcome out{report.state == "finished" ? "finished" : "failed", report.reason, {}};
+  Outcome out{report.state == "finished" ? "finished" : "failed", report.reason, {}, nullptr};
+  if (group) {
+    out.group = {{"limit", *limit}, {"peak", group->peak()}, {"oom_kills", group->oom_kills()}};
+    if (report.state == "error" && group->oom_kills() != 0) {
+      out.reason += fmt::format(": out of memory under its limit of {}", format_bytes(*limit));
+    }
+  }
   const std::string record = record_in(child.err_path);
   if (!record.empty()) out.record = fs::path(record).stem().string();
   if (out.state == "failed" && report.state == "error") {
@@ -302,7 +339,7 @@ Bench::Outcome Bench::run_penstock(const CampaignArm& arm, const Prompt& prompt)
     }
   }
   if (out.state == "finished" && out.record.empty()) {
-    return {"failed", "it left no record", {}};
+    return {"failed", "it left no record", {}, out.group};
   }
   return out;
 }
@@ -311,9 +348,9 @@ Bench::Outcome Bench::run_one(const CampaignRun& run) {
   const CampaignArm& arm = campaign_.arms[run.arm];
   const Prompt& prompt = prompts_[run.prompt];
   std::string reason;
-  if (!wait_for_conditions(&reason)) return {"refused", reason, {}};
-  if (campaign_.cold) drop_caches(model_of(arm));
+  if (!wait_for_conditions(&reason)) return {"refused", reason, {}, nullptr};
   try {
+    if (campaign_.cold) drop_caches(arm);
     if (arm.program == ArmProgram::Penstock) return run_penstock(arm, prompt);
     PeerRequest request;
     request.arm = &arm;
@@ -332,11 +369,12 @@ Bench::Outcome Bench::run_one(const CampaignRun& run) {
     request.recorder = manifest_["producer"];
     const PeerResult result = run_peer(request, options_.interrupted);
     return {result.state == "finished" ? "finished" : "failed", result.reason,
-            fs::path(result.record_path).stem().string()};
+            fs::path(result.record_path).stem().string(), nullptr};
   } catch (const Error& error) {
     return {error.exit_code() == static_cast<int>(ErrorKind::Unsupported) ? "refused" : "failed",
             error.what(),
-            {}};
+            {},
+            nullptr};
   }
 }
 
@@ -358,7 +396,8 @@ std::string Bench::line_of(size_t index, const CampaignRun& run, const Outcome& 
 }
 
 std::string Bench::run() {
-  if (campaign_.roofline && manifest_["measured"].is_null()) measure_roofline("before");
+  if (campaign_.roofline && !has_roofline("before")) measure_roofline("before");
+  if (stopped()) return {};
   double spent = 0;
   size_t ran = 0;
   for (size_t i = 0; i < schedule_.size(); ++i) {
@@ -370,6 +409,7 @@ std::string Bench::run() {
     entry["state"] = outcome.state;
     entry["record"] = outcome.record.empty() ? Json() : Json(outcome.record);
     entry["reason"] = outcome.reason.empty() ? Json() : Json(outcome.reason);
+    if (outcome.group.is_object()) entry["memory_group"] = outcome.group;
     save();
     spent += seconds_since(started);
     ++ran;
@@ -383,6 +423,7 @@ std::string Bench::run() {
     }
   }
   if (campaign_.roofline) measure_roofline("after");
+  if (stopped()) return {};  // what was measured afterwards is measured again
   note_compute();
   judge_control();
   manifest_["ended"] = unix_seconds();
@@ -394,12 +435,19 @@ std::string Bench::run() {
   return path;
 }
 
+// Once idle and once beside memory traffic.
+bool Bench::has_roofline(const char* when) const {
+  const Json* found = resolve_pointer(manifest_, fmt::format("/measured/iobench/{}", when));
+  return found != nullptr && found->is_array() && found->size() == 2;
+}
+
 // Random reads of the model's own experts, alone and beside memory traffic, a few seconds each.
 void Bench::measure_roofline(const char* when) {
   if (manifest_["measured"].is_null()) manifest_["measured"] = Json::object();
   const std::string model = model_of(campaign_.arms[0]);
   options_.say(fmt::format("measuring disk and memory, {}", when));
   const std::string work = options_.folder + "/work";
+  manifest_["measured"]["iobench"][when] = Json::array();
   for (const bool busy : {false, true}) {
     ChildRequest child;
     child.executable = options_.executable;
@@ -453,9 +501,18 @@ void Bench::note_compute() {
   manifest_["measured"]["compute_ms"] = spread_of(values).median;
 }
 
+// The speed that tells whether the machine stayed the same: decoding, where the control's runs have
+// decode results (rule R12), else the prompt, which is then what the campaign measures.
+std::string Bench::control_figure(const std::vector<Json>& records) const {
+  const bool decodes = std::all_of(records.begin(), records.end(), [](const Json& record) {
+    return why_no_decode(record).empty();
+  });
+  return decodes ? "decode_tok_s" : "prefill_tok_s";
+}
+
 // Whether the machine stayed the same: the first arm's first runs against its last ones.
 void Bench::judge_control() {
-  std::vector<double> first, last;
+  std::vector<Json> first, last, all;
   for (size_t i = 0; i < schedule_.size(); ++i) {
     const CampaignRun& run = schedule_[i];
     const Json& id = manifest_["runs"][i]["record"];
@@ -464,98 +521,32 @@ void Bench::judge_control() {
       continue;
     }
     const std::string path = options_.folder + "/" + id.get<std::string>() + ".json";
-    const Json record = parse_json(read_text_file(path), path);
-    const Figure* figure = find_figure(record["schema"], "decode_tok_s");
-    const auto value = figure == nullptr ? std::nullopt : figure_value(*figure, record);
-    if (!value) continue;
-    if (run.control) {
-      last.push_back(*value);
-    } else if (run.repeat < 3) {
-      first.push_back(*value);
-    }
+    Json record = parse_json(read_text_file(path), path);
+    if (!run.control && run.repeat >= 3) continue;
+    all.push_back(record);
+    (run.control ? last : first).push_back(std::move(record));
   }
-  if (first.empty() || last.empty()) return;
-  const double before = spread_of(first).median, after = spread_of(last).median;
+  const std::string name = control_figure(all);
+  const auto values = [&](const std::vector<Json>& records) {
+    std::vector<double> out;
+    for (const Json& record : records) {
+      const Figure* figure = find_figure(record["schema"], name);
+      const auto value = figure == nullptr ? std::nullopt : figure_value(*figure, record);
+      if (value) out.push_back(*value);
+    }
+    return out;
+  };
+  const std::vector<double> firsts = values(first), lasts = values(last);
+  if (firsts.empty() || lasts.empty()) return;
+  const double before = spread_of(firsts).median, after = spread_of(lasts).median;
   const double moved = before == 0 ? 0 : after / before - 1;
   manifest_["control"] = {{"arm", campaign_.arms[0].name},
+                          {"figure", name},
+                          {"phase", name == "decode_tok_s" ? "decode" : "prompt"},
                           {"first", before},
                           {"last", after},
                           {"moved", moved},
                           {"void", std::fabs(moved) > campaign_.control_limit}};
-}
-
-namespace {
-
-struct Row {
-  std::string arm, prompt, failure;
-  std::map<std::string, std::vector<double>> values;
-  size_t failed = 0;
-};
-
-constexpr const char* kColumns[] = {"prefill_tok_s", "decode_tok_s", "hit_pct",
-                                    "storage_mb_per_token", "footprint_mib"};
-
-}  // namespace
-
-std::string bench_table(const Json& manifest, const std::string& folder) {
-  std::vector<Row> rows;
-  for (const Json& run : manifest.at("runs")) {
-    if (run.at("control").get<bool>()) continue;
-    auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) {
-      return r.arm == run.at("arm") && r.prompt == run.at("prompt");
-    });
-    if (row == rows.end()) {
-      rows.push_back({run.at("arm"), run.at("prompt"), {}, {}, 0});
-      row = rows.end() - 1;
-    }
-    if (run.at("state") != "finished" || !run.at("record").is_string()) {
-      ++row->failed;
-      if (run.at("reason").is_string()) row->failure = run["reason"].get<std::string>();
-      continue;
-    }
-    const std::string path = folder + "/" + run["record"].get<std::string>() + ".json";
-    const Json record = parse_json(read_text_file(path), path);
-    for (const char* name : kColumns) {
-      const Figure* figure = find_figure(record.at("schema"), name);
-      const auto value = figure == nullptr ? std::nullopt : figure_value(*figure, record);
-      if (value) row->values[name].push_back(*value);
-    }
-  }
-  size_t width = 3;
-  for (const Row& row : rows) width = std::max(width, row.arm.size() + row.prompt.size() + 2);
-  std::string out =
-      fmt::format("  {:<{}}  {:>24}  {:>24}  {:>7}  {:>9}  {:>9}\n", "arm, prompt", width,
-                  "prompt tok/s", "decode tok/s", "hits %", "MB/token", "peak MiB");
-  for (Row& row : rows) {
-    out += fmt::format("  {:<{}}", row.arm + ", " + row.prompt, width);
-    if (row.values.empty()) {
-      out += fmt::format("  {} of {} failed: {}\n", row.failed, row.failed, row.failure);
-      continue;
-    }
-    for (const char* name : {"prefill_tok_s", "decode_tok_s"}) {
-      const Spread s = spread_of(row.values[name]);
-      out += fmt::format("  {:>24}",
-                         fmt::format("{:.2f} ({:.2f} to {:.2f})", s.median, s.least, s.most));
-    }
-    const auto cell = [&](const char* name, int places, int digits) {
-      const Spread s = spread_of(row.values[name]);
-      out += s.n == 0 ? fmt::format("  {:>{}}", "-", places)
-                      : fmt::format("  {:>{}.{}f}", s.median, places, digits);
-    };
-    cell("hit_pct", 7, 1);
-    cell("storage_mb_per_token", 9, 2);
-    cell("footprint_mib", 9, 0);
-    out += row.failed == 0 ? "\n" : fmt::format("  ({} failed: {})\n", row.failed, row.failure);
-  }
-  const Json& control = manifest.at("control");
-  if (control.is_object()) {
-    out += fmt::format("  control: {} moved by {:+.1f} %{}\n", control["arm"].get<std::string>(),
-                       100 * control["moved"].get<double>(),
-                       control["void"].get<bool>()
-                           ? "; that voids the comparison: the machine did not stay the same"
-                           : "");
-  }
-  return out;
 }
 
 }  // namespace penstock::measure

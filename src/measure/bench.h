@@ -42,16 +42,19 @@ class Bench {
   };
   struct Outcome {
     std::string state, reason, record;
+    nlohmann::json group;  // of the memory group it ran in: limit, peak, oom_kills; else null
   };
 
   void begin();
   void prepare_prompts();
+  bool has_roofline(const char* when) const;
   void measure_roofline(const char* when);
   Outcome run_one(const CampaignRun& run);
   Outcome run_penstock(const CampaignArm& arm, const Prompt& prompt);
   std::string why_not_now() const;  // the start conditions that do not hold; "" if all do
   bool wait_for_conditions(std::string* reason);
-  void drop_caches(const std::string& model) const;
+  void drop_caches(const CampaignArm& arm) const;
+  std::string control_figure(const std::vector<nlohmann::json>& records) const;
   void judge_control();
   void note_compute();
   void save() const;
@@ -68,6 +71,11 @@ class Bench {
   std::string unfinished_;
   nlohmann::json manifest_;
 };
+
+// Files whose pages in the cache would make a run warm: all shards of the model, packs in its
+// folder, and every file that the arm's options or command name. Sorted. Throws as
+// gguf::Model::open() does.
+std::vector<std::string> files_of(const CampaignArm& arm, const std::string& model);
 
 // What a finished manifest and its records come to, as a table for people: a row per arm and
 // prompt with medians and ranges, and what the control says.

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "measure/campaign.h"
 
 namespace penstock::measure {
@@ -63,8 +64,7 @@ std::string quick(const BuiltinRequest& r) {
   std::string out = head(r, "quick", 5, 128,
                          "How fast this machine runs the model with all, half and a quarter of its "
                          "experts in memory.") +
-                    limit_line(r) + "cool_down = 0\ncontrol_limit = 0.1   # the runs are short\n" +
-                    prompts();
+                    limit_line(r) + "cool_down = 0\n" + prompts();
   if (r.experts == 0) return out + arm("default", {});
   for (const auto& [name, share] :
        {std::pair{"all experts in memory", 1.0}, std::pair{"half of them", 0.5},
@@ -117,8 +117,17 @@ std::string read_ahead(const BuiltinRequest& r) {
   return out;
 }
 
+// Without a choice the four sizes of machines that are compared, as far as this one has more; one
+// that has less than all of them is taken as it is.
 std::vector<std::string> limits_of(const BuiltinRequest& r) {
   std::vector<std::string> out;
+  if (r.limit.empty()) {
+    for (const char* limit : {"4G", "8G", "12G", "16G"}) {
+      if (r.memory == 0 || parse_size(limit) < r.memory) out.emplace_back(limit);
+    }
+    if (out.empty()) out.emplace_back();
+    return out;
+  }
   size_t begin = 0;
   while (begin <= r.limit.size()) {
     const size_t end = std::min(r.limit.find(',', begin), r.limit.size());

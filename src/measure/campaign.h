@@ -89,7 +89,8 @@ struct BuiltinRequest {
   uint64_t fewest_slots = 0;
   int repeats = 0;  // 0: the campaign's own
   uint64_t tokens = 0;
-  std::string limit;         // as --limit takes it; several, with commas, for peers
+  std::string limit;    // as --limit takes it; several, with commas, for peers
+  uint64_t memory = 0;  // bytes of this machine: without `limit`, peers stays below; 0: unknown
   std::string llama_server;  // executable; empty: the arm is left out
   std::string llama_version;
 };

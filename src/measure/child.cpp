@@ -9,39 +9,16 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/machine.h"
+#include "measure/process_tree.h"
 
 extern char** environ;
 
 namespace penstock::measure {
 namespace {
-
-// "Name: 123 kB" lines of /proc/PID/status, in bytes.
-uint64_t status_field(pid_t pid, std::initializer_list<const char*> names) {
-  std::ifstream in(fmt::format("/proc/{}/status", pid));
-  uint64_t sum = 0;
-  for (std::string line; std::getline(in, line);) {
-    for (const char* name : names) {
-      if (line.starts_with(name))
-        sum += std::strtoull(line.c_str() + std::strlen(name), nullptr, 10);
-    }
-  }
-  return sum * 1024;
-}
-
-uint64_t storage_of(pid_t pid) {
-  std::ifstream in(fmt::format("/proc/{}/io", pid));
-  for (std::string name; in >> name;) {
-    uint64_t value = 0;
-    in >> value;
-    if (name == "read_bytes:") return value;
-  }
-  return 0;
-}
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> out;
@@ -55,6 +32,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
                          int join, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
+  ::setpgid(0, 0);  // so that the terminal's Ctrl-C reaches us alone, who then end it in order
   if (join >= 0 && ::write(join, "0", 1) != 1) ::_exit(126);
   const int nothing = ::open("/dev/null", O_RDONLY);
   if (nothing >= 0) ::dup2(nothing, 0);
@@ -112,6 +90,7 @@ Child::Child(const ChildRequest& request, const std::atomic<bool>* interrupted)
   if (pid_ == 0)
     become(path.c_str(), argv_pointers.data(), env_pointers.data(), out, err, join, parent);
   const int error = errno;
+  if (pid_ > 0) ::setpgid(pid_, pid_);  // whoever comes first: it fails once it has started
   ::close(out);
   ::close(err);
   if (join >= 0) ::close(join);
@@ -121,19 +100,29 @@ Child::Child(const ChildRequest& request, const std::atomic<bool>* interrupted)
 }
 
 Child::~Child() {
-  if (pid_ > 0 && running()) ::kill(pid_, SIGKILL);
+  if (pid_ > 0 && running()) end(SIGKILL);
   if (supervisor_.joinable()) supervisor_.join();
 }
 
 experts::MemorySample Child::sample() {
-  const uint64_t anonymous = status_field(pid_, {"RssAnon:", "RssShmem:"});
-  const uint64_t rss = status_field(pid_, {"VmHWM:"});
-  const uint64_t storage = storage_of(pid_);
+  const std::vector<pid_t> all = process_tree(pid_);
+  ProcessFigures sum;
+  for (const pid_t pid : all) {
+    const ProcessFigures one = process_figures(pid);
+    sum.anonymous += one.anonymous;
+    sum.resident += one.resident;
+    sum.storage += one.storage;
+  }
   {
     const std::lock_guard lock(mutex_);
-    report_.peak_anonymous = std::max(report_.peak_anonymous, anonymous);
-    report_.peak_rss = std::max(report_.peak_rss, rss);
-    report_.storage_bytes = std::max(report_.storage_bytes, storage);
+    report_.peak_anonymous = std::max(report_.peak_anonymous, sum.anonymous);
+    report_.peak_rss = std::max(report_.peak_rss, sum.resident);
+    report_.storage_bytes = std::max(report_.storage_bytes, sum.storage);
+    // Programs load their parts early; later looks are for those that load more.
+    if (looks_ < 8 || looks_ % 16 == 0) {
+      for (const pid_t pid : all) report_.libraries.merge(own_libraries(pid));
+    }
+    ++looks_;
   }
   const uint64_t swapped = swapped_out();
   return {.at_s = 0,
@@ -142,7 +131,26 @@ experts::MemorySample Child::sample() {
 }
 
 void Child::end(int signal) noexcept {
-  ::kill(pid_, signal);
+  ::kill(-pid_, signal);  // the whole group
+}
+
+// What the child started and left behind is of the same run and ends with it. The child itself was
+// not waited for yet, so that its number still names this group.
+void Child::end_rest(int64_t asked_ns) {
+  constexpr double kPatience = 10, kHopeless = 20;  // s
+  if (!group_runs(pid_)) return;
+  if (asked_ns == 0) {
+    asked_ns = now_ns();
+    end(SIGTERM);
+  }
+  bool killed = false;
+  while (group_runs(pid_) && seconds_since(asked_ns) < kHopeless) {
+    if (!killed && seconds_since(asked_ns) > kPatience) {
+      killed = true;
+      end(SIGKILL);
+    }
+    ::usleep(20000);
+  }
 }
 
 void Child::supervise() {
@@ -162,6 +170,7 @@ void Child::supervise() {
     if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
         info.si_pid == pid_) {
       watchdog_->look();
+      end_rest(asked_ns);
       ::waitpid(pid_, &status, 0);
       break;
     }

@@ -1,4 +1,5 @@
-// A program run as a child: in a memory group, watched, with its output kept in files.
+// A program run as a child: in a process group and a memory group of its own, watched, with its
+// output kept in files. What it starts belongs to it: it is counted, and ends with it.
 #pragma once
 
 #include <sys/types.h>
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,9 +34,11 @@ struct ChildReport {
   std::string reason;              // for people, empty if it finished with 0
   int exit_code = 0;               // 128 + signal where a signal ended it
   double seconds = 0;
-  uint64_t peak_anonymous = 0;  // bytes of the child alone: anonymous and shared memory
-  uint64_t peak_rss = 0;        // with file pages
-  uint64_t storage_bytes = 0;   // fetched from storage, as of the last sample
+  // Of the child and whatever it started, each sum the most that a sample found.
+  uint64_t peak_anonymous = 0;      // bytes: anonymous and shared memory
+  uint64_t peak_rss = 0;            // with file pages
+  uint64_t storage_bytes = 0;       // fetched from storage
+  std::set<std::string> libraries;  // own_libraries() of all of them
   experts::WatchdogReport watchdog;
 };
 
@@ -50,13 +54,15 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   bool running() const noexcept { return !ended_.load(); }
-  // Asks it to end (SIGTERM, after 10 s SIGKILL): for servers, whose end is then as it should be.
+  // Asks it and what it started to end (SIGTERM, after 10 s SIGKILL): for servers, whose end is
+  // then as it should be.
   void stop() noexcept { stop_.store(true); }
   ChildReport wait();  // until it has ended
 
  private:
   void supervise();
   void end(int signal) noexcept;
+  void end_rest(int64_t asked_ns);
   experts::MemorySample sample();
 
   const ChildRequest request_;
@@ -65,7 +71,8 @@ class Child {
   int64_t started_ns_ = 0;
   uint64_t swapped_before_ = 0;
   std::atomic<bool> stop_{false}, ended_{false};
-  std::mutex mutex_;  // of report_'s peaks, which the watchdog's thread writes
+  std::mutex mutex_;  // of report_'s peaks and the count, which the watchdog's thread writes
+  uint64_t looks_ = 0;
   ChildReport report_;
   std::unique_ptr<experts::Watchdog> watchdog_;
   std::thread supervisor_;

@@ -336,6 +336,35 @@ void read_archived(const toml::table& root, Claims* out) {
   }
 }
 
+// "campaigns/*" stands for every folder in campaigns, so that none can be forgotten; in order of
+// their names.
+std::vector<std::string> with_folders_below(const std::vector<std::string>& names,
+                                            const std::string& folder, const std::string& path) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> out;
+  for (const std::string& name : names) {
+    if (!name.ends_with("/*")) {
+      out.push_back(name);
+      continue;
+    }
+    const std::string parent = name.substr(0, name.size() - 2);
+    std::vector<std::string> found;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(fs::path(folder) / parent, error)) {
+      std::error_code ignored;
+      if (entry.is_directory(ignored)) {
+        found.push_back(parent + "/" + entry.path().filename().string());
+      }
+    }
+    if (found.empty()) {
+      fail(ErrorKind::Format, "{}: records: there is no folder that '{}' stands for", path, name);
+    }
+    std::sort(found.begin(), found.end());
+    out.insert(out.end(), found.begin(), found.end());
+  }
+  return out;
+}
+
 }  // namespace
 
 const char* verdict_name(Verdict verdict) noexcept {
@@ -408,7 +437,7 @@ Claims read_claims(const std::string& path) {
   }
   for (const char* key : {"archived", "quality_limits", "setting", "claim"}) root.erase(key);
   TomlFields fields(root, "the file", path);
-  out.records = fields.texts("records", false);
+  out.records = with_folders_below(fields.texts("records", false), out.folder, path);
   out.documents = fields.texts("documents", false);
   out.exclude = fields.texts("exclude", false);
   fields.finish();

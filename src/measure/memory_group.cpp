@@ -114,6 +114,10 @@ uint64_t MemoryGroup::oom_kills() const {
   return 0;
 }
 
+std::optional<MemoryPressure> MemoryGroup::pressure() const {
+  return memory_pressure_in(path_ + "/memory.pressure");
+}
+
 std::string why_no_memory_group(const std::string& root) {
   try {
     const MemoryGroup group(uint64_t{1} << 30, root);

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "base/memory_account.h"
 
 namespace penstock::measure {
 
@@ -22,6 +25,8 @@ class MemoryGroup {
   std::string join_file() const { return path_ + "/cgroup.procs"; }
   uint64_t peak() const;  // bytes, page cache too; 0 where the kernel does not say
   uint64_t oom_kills() const;
+  // How long its tasks waited for memory; nothing where the kernel does not say (all of v1).
+  std::optional<MemoryPressure> pressure() const;
 
  private:
   void remove() noexcept;

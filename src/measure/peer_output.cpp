@@ -133,8 +133,7 @@ Json parse_llama_server(const std::string& text) {
 
 // {"sent_ms": t, "arrived_ms": [t...], "prompt_tokens": n|null, "completion_tokens": n|null}: one
 // time per piece of text.
-Json parse_stream(const std::string& text) {
-  const Json noted = parse_json(text, "stream");
+Json values_of_arrivals(const Json& noted) {
   const Json* arrived = resolve_pointer(noted, "/arrived_ms");
   if (arrived == nullptr || !arrived->is_array() || arrived->empty()) {
     fail(ErrorKind::Format, "stream: nothing arrived");
@@ -160,6 +159,50 @@ Json parse_stream(const std::string& text) {
   return out;
 }
 
+Json parse_stream(const std::string& text) {
+  return values_of_arrivals(parse_json(text, "stream"));
+}
+
+// What one event of a stream adds to the arrivals: a time if it brings text, the server's counts.
+void take_event(std::string_view data, double at_ms, Json* noted) {
+  const Json event = Json::parse(data, nullptr, false);
+  if (!event.is_object()) return;
+  const auto usage = event.find("usage");
+  if (usage != event.end() && usage->is_object() && usage->contains("prompt_tokens")) {
+    (*noted)["prompt_tokens"] = (*usage)["prompt_tokens"];
+    (*noted)["completion_tokens"] = usage->value("completion_tokens", Json());
+  }
+  const Json* text = resolve_pointer(event, "/choices/0/text");
+  if (text != nullptr && text->is_string() && !text->get_ref<const std::string&>().empty()) {
+    (*noted)["arrived_ms"].push_back(at_ms);
+  }
+}
+
+// Lines "MS LINE": the lines of a stream of events and when each was there (peer_talk.h).
+Json parse_event_stream(const std::string& text) {
+  Json noted = {{"sent_ms", 0.0},
+                {"arrived_ms", Json::array()},
+                {"prompt_tokens", nullptr},
+                {"completion_tokens", nullptr}};
+  size_t begin = 0, number = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line(text.data() + begin, end - begin);
+    begin = end + 1;
+    ++number;
+    const size_t space = line.find(' ');
+    double at_ms = 0;
+    const auto [stop, error] = std::from_chars(line.data(), line.data() + line.size(), at_ms);
+    if (error != std::errc() || space == std::string_view::npos || stop != line.data() + space ||
+        !std::isfinite(at_ms)) {
+      fail(ErrorKind::Format, "event-stream: line {} does not begin with a time", number);
+    }
+    const std::string_view event = line.substr(space + 1);
+    if (event.starts_with("data: ")) take_event(event.substr(6), at_ms, &noted);
+  }
+  return values_of_arrivals(noted);
+}
+
 bool close(const Json& a, const Json& b) {
   if (!a.is_number() || !b.is_number()) return a == b;
   const double x = a.get<double>(), y = b.get<double>();
@@ -169,8 +212,8 @@ bool close(const Json& a, const Json& b) {
 }  // namespace
 
 const std::vector<std::string>& peer_parsers() {
-  static const std::vector<std::string> names = {"llama.cpp", "llama-bench", "llama-server",
-                                                 "stream", "bigmoeonedge"};
+  static const std::vector<std::string> names = {"llama.cpp", "llama-bench",  "llama-server",
+                                                 "stream",    "event-stream", "bigmoeonedge"};
   return names;
 }
 
@@ -179,6 +222,7 @@ Json parse_peer_output(const std::string& parser, const std::string& out, const 
   if (parser == "llama-bench") return parse_llama_bench(out);
   if (parser == "llama-server") return parse_llama_server(out);
   if (parser == "stream") return parse_stream(out);
+  if (parser == "event-stream") return parse_event_stream(out);
   if (parser == "bigmoeonedge") return parse_bigmoeonedge(out);
   fail(ErrorKind::Format, "there is no parser '{}' ({})", parser, fmt::join(peer_parsers(), ", "));
 }

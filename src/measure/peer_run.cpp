@@ -2,24 +2,22 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <httplib.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 
-#include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/machine.h"
+#include "base/memory_account.h"
 #include "measure/archive.h"
-#include "measure/formula.h"
-#include "measure/json_schema.h"
 #include "measure/peer_output.h"
+#include "measure/peer_producer.h"
+#include "measure/peer_talk.h"
 #include "measure/record_facts.h"
 
 namespace penstock::measure {
@@ -51,177 +49,29 @@ std::string replaced(std::string text, const std::string& name, const std::strin
   return text;
 }
 
-// The file that a command names, looked up in PATH.
-std::string executable_of(const std::string& name) {
-  if (name.find('/') != std::string::npos) return name;
-  const char* path = std::getenv("PATH");
-  std::string rest = path == nullptr ? "" : path;
-  while (!rest.empty()) {
-    const size_t end = std::min(rest.find(':'), rest.size());
-    const std::string candidate = rest.substr(0, end) + "/" + name;
-    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
-    rest.erase(0, std::min(end + 1, rest.size()));
-  }
-  return name;
-}
-
-Json producer_of(const PeerRequest& request) {
-  Json out = {{"program", request.arm->name},
-              {"version", request.arm->version.empty() ? Json() : Json(request.arm->version)},
-              {"executable", nullptr},
-              {"executable_sha256", nullptr},
-              {"executable_modified", nullptr}};
-  if (request.arm->command.empty()) return out;
-  const std::string path = executable_of(request.arm->command[0]);
-  out["executable"] = fs::path(path).filename().string();
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return out;
-  out["executable_modified"] = static_cast<double>(info.st_mtim.tv_sec);
-  try {
-    out["executable_sha256"] = hex(sha256_file(path));
-  } catch (const Error&) {
-    // Something that may be run and not read: it stays unidentified.
-  }
-  return out;
-}
-
-// Talks to a server: what it said, and the times that go with it.
-class Talk {
- public:
-  Talk(const PeerRequest& request, const std::string& host, Child* child)
-      : request_(request), client_(host), child_(child) {
-    client_.set_connection_timeout(5);
-    client_.set_read_timeout(static_cast<time_t>(request.timeout_s));
-    client_.set_write_timeout(60);
-  }
-
-  // Until it answers; false when it ended or time ran out.
-  bool ready() {
-    const int64_t started = now_ns();
-    while (seconds_since(started) < request_.timeout_s) {
-      if (child_ != nullptr && !child_->running()) return false;
-      const auto answer = client_.Get("/health");
-      // Servers without /health say 404 when they are there.
-      if (answer && (answer->status == 200 || answer->status == 404)) {
-        load_ms = seconds_since(started) * 1e3;
-        return true;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-    return false;
-  }
-
-  // llama-server's own endpoint takes token ids and gives its timings.
-  void ask_llama_server() {
-    const Json body = {{"prompt", request_.ids}, {"n_predict", request_.tokens},
-                       {"temperature", 0},       {"ignore_eos", true},
-                       {"cache_prompt", false},  {"stream", false},
-                       {"n_probs", 0},           {"seed", 1}};
-    const auto answer = client_.Post("/completion", body.dump(), "application/json");
-    if (!answer) {
-      error = "no answer from /completion: " + httplib::to_string(answer.error());
-    } else if (answer->status != 200) {
-      error =
-          fmt::format("/completion answered {}: {}", answer->status, answer->body.substr(0, 300));
-    } else {
-      said = answer->body;
-    }
-  }
-
-  // Any server: the times at which pieces of text arrive.
-  void ask_stream() {
-    Json body = {{"model", first_model()}, {"max_tokens", request_.tokens},
-                 {"temperature", 0},       {"ignore_eos", true},
-                 {"stream", true},         {"stream_options", {{"include_usage", true}}}};
-    body["prompt"] = request_.text.empty() ? Json(request_.ids) : Json(request_.text);
-    Json noted = {{"sent_ms", 0.0},
-                  {"arrived_ms", Json::array()},
-                  {"prompt_tokens", nullptr},
-                  {"completion_tokens", nullptr}};
-    const int64_t started = now_ns();
-    std::string pending, refusal;
-    httplib::Request post;
-    post.method = "POST";
-    post.path = "/v1/completions";
-    post.body = body.dump();
-    post.set_header("Content-Type", "application/json");
-    post.content_receiver = [&](const char* data, size_t size, uint64_t, uint64_t) {
-      const double at_ms = seconds_since(started) * 1e3;
-      if (refusal.size() < 1000) refusal.append(data, std::min<size_t>(size, 1000));
-      pending.append(data, size);
-      for (size_t end = pending.find('\n'); end != std::string::npos; end = pending.find('\n')) {
-        take_event(pending.substr(0, end), at_ms, noted);
-        pending.erase(0, end + 1);
-      }
-      return pending.size() < (size_t{1} << 24);
-    };
-    const auto answer = client_.send(post);
-    if (!answer) {
-      error = "no answer from /v1/completions: " + httplib::to_string(answer.error());
-    } else if (answer->status != 200) {
-      error = fmt::format("/v1/completions answered {}", answer->status);
-      if (!refusal.empty()) error += ": " + refusal.substr(0, 300);
-    }
-    said = noted.dump(-1, ' ', false, Json::error_handler_t::replace);
-  }
-
-  std::string said, error;
-  double load_ms = 0;
-
- private:
-  // Many servers answer only to the name of a model that they have.
-  std::string first_model() {
-    const auto answer = client_.Get("/v1/models");
-    if (!answer || answer->status != 200) return "default";
-    const Json list = Json::parse(answer->body, nullptr, false);
-    const Json* id = list.is_object() ? resolve_pointer(list, "/data/0/id") : nullptr;
-    return id != nullptr && id->is_string() ? id->get<std::string>() : "default";
-  }
-
-  static void take_event(const std::string& line, double at_ms, Json& noted) {
-    if (!line.starts_with("data: ") || line.starts_with("data: [DONE]")) return;
-    const Json event = Json::parse(line.substr(6), nullptr, false);
-    if (!event.is_object()) return;
-    if (event.contains("usage") && event["usage"].is_object() &&
-        event["usage"].contains("prompt_tokens")) {
-      noted["prompt_tokens"] = event["usage"]["prompt_tokens"];
-      noted["completion_tokens"] = event["usage"].value("completion_tokens", Json());
-    }
-    const auto choices = event.find("choices");
-    if (choices == event.end() || !choices->is_array() || choices->empty()) return;
-    const Json& choice = (*choices)[0];
-    if (choice.is_object() && choice.contains("text") && choice["text"].is_string() &&
-        !choice["text"].get_ref<const std::string&>().empty()) {
-      noted["arrived_ms"].push_back(at_ms);
-    }
-  }
-
-  const PeerRequest& request_;
-  httplib::Client client_;
-  Child* child_;
-};
-
 struct Spoken {
   std::string out, err;  // as archived
   std::string parser;
   double load_ms = 0;
   ChildReport report;
   std::vector<std::string> argv;
-  uint64_t group_peak = 0, oom_kills = 0;
+  std::optional<uint64_t> group_peak;  // of the memory group that it ran in
+  uint64_t oom_kills = 0;
+  Json group_pressure;  // null where the kernel keeps none
 };
 
 Spoken talk_to_server(const PeerRequest& request, const ChildRequest& base,
                       const std::atomic<bool>* interrupted, int port) {
   Spoken s;
   const bool llama = request.arm->program == ArmProgram::LlamaServer;
-  s.parser = llama ? "llama-server" : "stream";
+  s.parser = llama ? "llama-server" : "event-stream";
   std::unique_ptr<Child> child;
   std::string host = request.arm->url;
   if (host.empty()) {
     child = std::make_unique<Child>(base, interrupted);
     host = fmt::format("http://127.0.0.1:{}", port);
   }
-  Talk talk(request, host, child.get());
+  Talk talk(request, host, child.get(), interrupted);
   if (talk.ready()) {
     if (llama) {
       talk.ask_llama_server();
@@ -237,6 +87,10 @@ Spoken talk_to_server(const PeerRequest& request, const ChildRequest& base,
     child->stop();
     s.report = child->wait();
     s.err = read_text_file(base.err_path);
+  }
+  if (!child && talk.interrupted()) {  // there is no process to say so
+    s.report.state = "interrupted";
+    s.report.reason = "interrupted";
   }
   if (!talk.error.empty() && s.report.state == "finished") {
     s.report.state = "error";
@@ -257,6 +111,13 @@ Spoken run_command(const PeerRequest& request, const ChildRequest& base,
 }
 
 Json watchdog_json(const experts::WatchdogReport& report) {
+  Json events = Json::array();
+  for (const experts::WatchdogEvent& event : report.events) {
+    events.push_back({{"at_s", event.sample.at_s},
+                      {"pressure", experts::pressure_name(event.pressure)},
+                      {"available", event.sample.available},
+                      {"swapped", event.sample.swapped}});
+  }
   return {{"policy",
            {{"period_ms", report.policy.period_ms},
             {"abort_below", report.policy.abort_below()},
@@ -264,7 +125,7 @@ Json watchdog_json(const experts::WatchdogReport& report) {
           {"samples", report.samples},
           {"min_available", report.samples == 0 ? 0 : report.min_available},
           {"max_swapped", report.max_swapped},
-          {"events", report.events.size()}};
+          {"events", std::move(events)}};
 }
 
 // What the record says of the values: the parser's, and what was counted from outside.
@@ -286,15 +147,16 @@ Json values_of(Spoken& s) {
 Json record_of(const PeerRequest& request, Spoken& s, double started) {
   Json values = values_of(s);
   if (s.report.state == "error") {
-    s.report.reason +=
-        s.oom_kills != 0 ? ": out of memory under its limit" : ": " + last_line(s.err);
+    s.report.reason += s.oom_kills != 0 ? fmt::format(": out of memory under its limit of {}",
+                                                      format_bytes(*request.limit))
+                                        : ": " + last_line(s.err);
   }
   Json record;
   record["schema"] = kPeerSchema;
   record["version"] = 1;
   record["started"] = started;
   record["ended"] = unix_seconds();
-  record["producer"] = producer_of(request);
+  record["producer"] = peer_producer(*request.arm, s.report.libraries, request.folder + "/work");
   record["recorder"] = request.recorder;
   record["argv"] = s.argv.empty() ? Json() : Json(s.argv);
   record["environment"] = environment_json();
@@ -312,7 +174,9 @@ Json record_of(const PeerRequest& request, Spoken& s, double started) {
   record["memory"] = {
       {"peak_bytes", s.report.peak_anonymous},
       {"peak_rss", s.report.peak_rss},
-      {"group_peak", s.group_peak},
+      {"group_peak", s.group_peak ? Json(*s.group_peak) : Json()},
+      {"oom_kills", s.oom_kills},
+      {"pressure", {{"host", pressure_json(host_memory_pressure())}, {"cgroup", s.group_pressure}}},
       {"swapped_out", s.report.watchdog.max_swapped},
       {"min_available", s.report.watchdog.samples == 0 ? 0 : s.report.watchdog.min_available}};
   record["watchdog"] = watchdog_json(s.report.watchdog);
@@ -385,6 +249,7 @@ PeerResult run_peer(const PeerRequest& request, const std::atomic<bool>* interru
   if (group) {
     s.group_peak = group->peak();
     s.oom_kills = group->oom_kills();
+    s.group_pressure = pressure_json(group->pressure());
   }
   const Json record = record_of(request, s, started);
   return {write_record(request.folder, record), s.report.state, s.report.reason};

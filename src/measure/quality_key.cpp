@@ -37,6 +37,10 @@ void add_residency(const engine::Runtime& runtime, nlohmann::json* settings) {
 
 }  // namespace
 
+const char* kv_name(const engine::RuntimeOptions& options) noexcept {
+  return options.kv == models::KvType::F32 ? "f32" : "f16";
+}
+
 QualityKey quality_key(const engine::Runtime& runtime) {
   const engine::RuntimeOptions& options = runtime.options();
   const gguf::Metadata& metadata = runtime.file().metadata();
@@ -53,7 +57,7 @@ QualityKey quality_key(const engine::Runtime& runtime) {
   }
   settings["precision"] = options.precision == quant::Precision::Exact ? "exact" : "fast";
   settings["kernels"] = quant::isa_name(quant::current_isa());
-  settings["kv"] = options.kv == models::KvType::F32 ? "f32" : "f16";
+  settings["kv"] = kv_name(options);
   const experts::MoceOptions& moce = options.stream.moce;
   settings["moce"] = experts::moce_name(moce.mode);
   if (moce.on()) {

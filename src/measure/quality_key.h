@@ -24,4 +24,7 @@ QualityKey quality_key(const engine::Runtime& runtime);
 // The key of the same with routing that is exact.
 QualityKey exact_key(const QualityKey& key);
 
+// The type of cached keys and values in force: "f16" or "f32".
+const char* kv_name(const engine::RuntimeOptions& options) noexcept;
+
 }  // namespace penstock::measure

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -99,6 +100,12 @@ void RunRecorder::memory(const std::string& at) {
   record_["memory"].push_back(std::move(sample));
 }
 
+void RunRecorder::end_memory() {
+  if (end_sampled_) return;
+  end_sampled_ = true;
+  memory("end");
+}
+
 void RunRecorder::boundary(const std::string& at, Json counters) {
   record_["counters"].push_back(
       {{"at", at}, {"at_s", seconds_since(started_ns_)}, {"counters", std::move(counters)}});
@@ -112,11 +119,19 @@ void RunRecorder::begin_turn(std::span<const int32_t> prompt, bool chat_template
                                {{"file", archive_bytes(folder_, text)},
                                 {"tokens", prompt.size()},
                                 {"chat_template", chat_template},
-                                {"truncated", false}}},
+                                {"truncated", true}}},
                               {"tokens", Json::array()},
                               {"text", ""},
                               {"stop_reason", nullptr}});
+  prompt_.assign(prompt.begin(), prompt.end());
   last_ = before;
+}
+
+void RunRecorder::prompt_evaluated(std::span<const int32_t> context) {
+  if (record_["turns"].empty()) return;
+  const bool whole = context.size() >= prompt_.size() &&
+                     std::equal(prompt_.rbegin(), prompt_.rend(), context.rbegin());
+  record_["turns"].back()["prompt"]["truncated"] = !whole;
 }
 
 void RunRecorder::poll(const experts::Counters& now, double decode_s) {
@@ -166,7 +181,7 @@ void RunRecorder::stop_tees() {
 }
 
 std::string RunRecorder::finish(const std::string& state, int exit_code, const std::string& error) {
-  memory("end");
+  end_memory();
   stop_tees();
   record_["ended"] = unix_seconds();
   record_["outcome"] = {

@@ -40,11 +40,17 @@ class RunRecorder {
   // The disk that matters is that of this file; known once a model is named.
   void set_machine(const std::string& path) { record_["machine"] = machine_json(path); }
   void memory(const std::string& at);  // a sample, named by when it was taken
+  // The sample "end", to be taken while what was run still lives; the first call counts. finish()
+  // takes it where there was nothing to run.
+  void end_memory();
   void boundary(const std::string& at, nlohmann::json counters);  // counters where a phase ends
 
   // A prompt is about to be evaluated: its token ids are archived. `before`: counters as they are.
+  // It counts as truncated until prompt_evaluated() finds all of it.
   void begin_turn(std::span<const int32_t> prompt, bool chat_template,
                   const experts::Counters& before);
+  // The prompt was evaluated; `context`: the tokens before what will be generated.
+  void prompt_evaluated(std::span<const int32_t> context);
   // Called often while tokens are generated; notes a row when a decode step was added.
   // decode_s: the time of all decode steps so far.
   void poll(const experts::Counters& now, double decode_s);
@@ -65,6 +71,8 @@ class RunRecorder {
   bool finished_ = false;
   experts::Counters last_;
   double last_decode_s_ = 0;
+  std::vector<int32_t> prompt_;  // of the turn
+  bool end_sampled_ = false;
 };
 
 }  // namespace penstock::measure

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/machine.h"
+#include "base/memory_account.h"
 
 extern char** environ;
 
@@ -204,8 +205,17 @@ Json machine_json(const std::string& path) {
   return out;
 }
 
+Json pressure_json(const std::optional<MemoryPressure>& pressure) {
+  if (!pressure) return nullptr;
+  const auto line = [](const PressureLine& l) -> Json {
+    return {{"avg10", l.avg10}, {"total_us", l.total_us}};
+  };
+  return {{"some", line(pressure->some)}, {"full", line(pressure->full)}};
+}
+
 Json memory_json() {
   const Footprint f = footprint();
+  const std::optional<uint64_t> cgroup_peak = cgroup_memory_peak();
   const MemoryFacts facts = memory_facts();
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -216,6 +226,10 @@ Json memory_json() {
           {"peak_rss", f.peak_rss},
           {"available", facts.available},
           {"cgroup_headroom", facts.cgroup_limit != 0 ? Json(facts.cgroup_headroom) : Json()},
+          {"cgroup_peak", cgroup_peak ? Json(*cgroup_peak) : Json()},
+          {"pressure",
+           {{"host", pressure_json(host_memory_pressure())},
+            {"cgroup", pressure_json(cgroup_memory_pressure())}}},
           {"swapped_out", swapped_out()},
           {"major_faults", usage.ru_majflt},
           {"minor_faults", usage.ru_minflt},

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_account.h"
+
 namespace penstock::measure {
 
 double unix_seconds();  // now, since 1970
@@ -25,7 +27,9 @@ nlohmann::json environment_json();
 // Processor, memory, kernel, limits, cgroup, power and temperature as far as they can be read;
 // `path`: a file on the disk that matters.
 nlohmann::json machine_json(const std::string& path);
-// Footprint, available memory, swap, faults, storage reads: now.
+// {"some": {"avg10", "total_us"}, "full": ...}; null for none.
+nlohmann::json pressure_json(const std::optional<MemoryPressure>& pressure);
+// Footprint, available memory, swap, pressure, faults, storage reads: now.
 nlohmann::json memory_json();
 
 }  // namespace penstock::measure

@@ -150,10 +150,11 @@ void judge_control(const Json& campaign, ReportSection* section) {
   const double limit = given > 0 && given < 1 ? given : kControlMoves;
   section->is_void = control->at("void").get<bool>() || !(moved <= limit);
   section->remarks.push_back(fmt::format(
-      "{} control, {}, decoded {} tok/s first and {} tok/s last: it moved by {} % (limit {} %){}.",
-      section->is_void ? "VOID: the" : "The", text_member(*control, "/arm"), number_text(first, 2),
-      number_text(last, 2), std::isfinite(moved) ? number_text(100 * moved, 1) : "countless",
-      number_text(100 * limit, 0),
+      "{} control, {}, {} {} tok/s first and {} tok/s last: it moved by {} % (limit {} %){}.",
+      section->is_void ? "VOID: the" : "The", text_member(*control, "/arm"),
+      text_member(*control, "/phase") == "prompt" ? "evaluated its prompt at" : "decoded",
+      number_text(first, 2), number_text(last, 2),
+      std::isfinite(moved) ? number_text(100 * moved, 1) : "countless", number_text(100 * limit, 0),
       section->is_void ? ", so the machine did not stay the same and no figure here counts" : ""));
 }
 

@@ -333,9 +333,8 @@ std::vector<Difference> shown_differences(const Json& first, const Json& other) 
 bool differs_in_slots_alone(const ReportComparison& comparison) {
   std::set<double> sizes;
   for (const ReportGroup& group : comparison.groups) {
-    const ReportSeries* slots = group.find("slots");
-    if (group.find("decode_tok_s") == nullptr || slots == nullptr) continue;
-    sizes.insert(slots->spread.median);
+    if (!of_an_arena_plot(comparison, group)) continue;
+    sizes.insert(group.find("slots")->spread.median);
     for (const Difference& d : group.differences) {
       const bool size = d.kind == "settings" &&
                         (d.name == "slots" || d.name == "arena_slots" || d.name == "memory");
@@ -346,6 +345,14 @@ bool differs_in_slots_alone(const ReportComparison& comparison) {
 }
 
 }  // namespace
+
+bool of_an_arena_plot(const ReportComparison& comparison, const ReportGroup& group) {
+  const auto reference =
+      std::find_if(comparison.groups.begin(), comparison.groups.end(),
+                   [](const ReportGroup& g) { return g.find("decode_tok_s") != nullptr; });
+  return reference != comparison.groups.end() && group.find("decode_tok_s") != nullptr &&
+         group.find("slots") != nullptr && group.lossy == reference->lossy;
+}
 
 std::vector<ReportComparison> compare_runs(std::vector<ReportRun> runs,
                                            const std::vector<std::string>& arms, bool campaign) {

@@ -19,6 +19,11 @@ std::vector<ReportComparison> compare_runs(std::vector<ReportRun> runs,
 // one by arena size.
 void finish_comparison(ReportComparison* comparison, bool is_void);
 
+// Whether the group's arena is one size of the comparison's: it decodes, and loses what the first
+// that decodes loses, or as that nothing. What computes something else (`--alias-experts`) does not
+// belong on a curve over sizes.
+bool of_an_arena_plot(const ReportComparison& comparison, const ReportGroup& group);
+
 // Where the campaign holds figures that bounds can be computed from.
 void add_rooflines(const nlohmann::json& campaign, ReportComparison* comparison);
 

@@ -10,6 +10,7 @@
 #include "measure/formula.h"
 #include "measure/record.h"
 #include "measure/report.h"
+#include "measure/report_groups.h"
 #include "measure/report_svg.h"
 #include "measure/report_text.h"
 
@@ -236,6 +237,7 @@ double panel(Canvas* canvas, const ReportComparison& comparison, const char* fig
     const ReportSeries* series = group.find(figure);
     const ReportSeries* slots = group.find("slots");
     if (series == nullptr || slots == nullptr || !(slots->spread.median > 0)) continue;
+    if (!of_an_arena_plot(comparison, group)) continue;
     if (group.runs.front().control) continue;  // its size is there already
     medians.emplace_back(slots->spread.median, series->spread.median);
     for (const auto& [run, value] : series->values) dots.emplace_back(medians.back().first, value);

@@ -14,10 +14,10 @@ namespace {
 
 // Columns of the table of speeds, as far as a group gives them.
 constexpr const char* kColumns[] = {
-    "decode_tok_s",         "decode_ms",    "hit_pct",       "mb_per_token",
-    "storage_mb_per_token", "stall_ms",     "prefill_tok_s", "cold_prefill_tok_s",
-    "first_token_s",        "cold_start_s", "planned_mib",   "footprint_mib",
-    "swapped_mib"};
+    "decode_tok_s",         "decode_ms",    "hit_pct",        "mb_per_token",
+    "storage_mb_per_token", "stall_ms",     "prefill_tok_s",  "cold_prefill_tok_s",
+    "first_token_s",        "cold_start_s", "planned_mib",    "footprint_mib",
+    "anonymous_mib",        "peak_rss_mib", "group_peak_mib", "swapped_mib"};
 
 std::string joined(const std::vector<std::string>& list) {
   std::string out;

@@ -38,7 +38,8 @@ class Job {
   std::string id;      // as in the reply
   std::string client;  // whose turn it is: the remote address
   std::vector<int32_t> prompt;
-  size_t n_stable = 0;  // engine::ChatPrompt
+  size_t n_stable = 0;         // engine::ChatPrompt
+  bool chat_template = false;  // the prompt is messages, written out by the model's template
   engine::SamplerOptions sampling;
   engine::GenerateOptions generate;
   int64_t deadline_ns = 0;  // base/clock.h

@@ -147,6 +147,7 @@ Prepared prepare(const GenerationRequest& request, const Model& model,
   job.id = fmt::format("{}-{:016x}", chat ? "chatcmpl" : "cmpl", random_number());
   job.prompt = std::move(prompt.ids);
   job.n_stable = prompt.n_stable;
+  job.chat_template = chat;
   job.sampling = sampling_of(request, model);
   job.generate.max_tokens = request.max_tokens;
   job.generate.stop = request.stop;

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/memory_account.h"
 
 namespace penstock {
 namespace {
@@ -71,6 +72,48 @@ TEST(Memory, SwapIsThatOfTheGroupThatLimitsUsElseOfTheMachine) {
   root.write("/proc/self/cgroup", "4:memory:/a\n");
   root.v1("/sys/fs/cgroup/memory/a", kGiB, 0, "cache 1\nswap 12288\n");
   EXPECT_EQ(swapped_out(root.path()), 12288u);
+}
+
+TEST(MemoryAccount, PressureIsReadOrNothing) {
+  const Root root;
+  EXPECT_FALSE(host_memory_pressure(root.path()));
+  root.write("/proc/pressure/memory",
+             "some avg10=1.25 avg60=0.00 avg300=0.00 total=123\n"
+             "full avg10=0.50 avg60=0.00 avg300=0.00 total=45\n");
+  const auto host = host_memory_pressure(root.path());
+  ASSERT_TRUE(host);
+  EXPECT_EQ(host->some.avg10, 1.25);
+  EXPECT_EQ(host->some.total_us, 123u);
+  EXPECT_EQ(host->full.avg10, 0.5);
+  EXPECT_EQ(host->full.total_us, 45u);
+  root.write("/proc/pressure/memory", "some avg10=1.25 total=123\n");  // half of it is none
+  EXPECT_FALSE(host_memory_pressure(root.path()));
+  EXPECT_FALSE(cgroup_memory_pressure(root.path()));
+  root.write("/proc/self/mountinfo", "29 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  root.write("/proc/self/cgroup", "0::/app\n");
+  root.write("/sys/fs/cgroup/app/memory.pressure",
+             "some avg10=2.00 total=7\nfull avg10=1.00 total=6\n");
+  ASSERT_TRUE(cgroup_memory_pressure(root.path()));
+  EXPECT_EQ(cgroup_memory_pressure(root.path())->full.total_us, 6u);
+}
+
+TEST(MemoryAccount, ThePeakIsThatOfOurOwnLimitedGroup) {
+  const Root root;
+  EXPECT_FALSE(cgroup_memory_peak(root.path()));
+  root.write("/proc/self/mountinfo", "29 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  root.write("/proc/self/cgroup", "0::/app\n");
+  root.v2("/sys/fs/cgroup/app", "max", "max", kGiB, "");
+  root.write("/sys/fs/cgroup/app/memory.peak", "4096\n");
+  EXPECT_FALSE(cgroup_memory_peak(root.path()));  // without a limit it is no one's
+  root.v2("/sys/fs/cgroup/app", "8589934592", "max", kGiB, "");
+  EXPECT_EQ(cgroup_memory_peak(root.path()), 4096u);
+  root.write("/proc/self/mountinfo", kV1Mounts);
+  root.write("/proc/self/cgroup", "4:memory:/a\n");
+  root.v1("/sys/fs/cgroup/memory/a", kV1None, 0, "");
+  root.write("/sys/fs/cgroup/memory/a/memory.max_usage_in_bytes", "8192\n");
+  EXPECT_FALSE(cgroup_memory_peak(root.path()));
+  root.v1("/sys/fs/cgroup/memory/a", kGiB, 0, "");
+  EXPECT_EQ(cgroup_memory_peak(root.path()), 8192u);
 }
 
 TEST(Memory, WithoutAGroupTheHostCounts) {

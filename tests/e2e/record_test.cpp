@@ -1,6 +1,9 @@
 // run --record: a record for every way in which a run can end.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -51,6 +54,18 @@ TEST_F(RecordProgram, AFinishedRunIsRecordedAndSound) {
   EXPECT_EQ(record["argv"][1], "run");
   EXPECT_EQ(record["quality_key"].get<std::string>().size(), 64u);
   EXPECT_EQ(record["lossy"].size(), 0u);
+  EXPECT_EQ(record["turns"][0]["prompt"]["truncated"], false);
+  // The last sample is of the loaded model, not of what its end left.
+  std::vector<std::string> at;
+  for (const Json& sample : record["memory"]) at.push_back(sample["at"]);
+  EXPECT_EQ(at,
+            (std::vector<std::string>{"start", "load", "prefill peak", "after prefill", "end"}));
+  EXPECT_GE(record["memory"].back()["footprint"].get<uint64_t>(),
+            record["memory"][0]["footprint"].get<uint64_t>() +
+                record["plan"]["terms"]["arena"].get<uint64_t>());
+  EXPECT_EQ(record["settings"]["kv"], "f16");
+  EXPECT_EQ(record["settings"]["verify_every"], 0);
+  EXPECT_FALSE(record["settings"].contains("moce_bonus"));
   const std::string out = record["output"]["stdout"]["sha256"];
   EXPECT_EQ(read_all(path("runs/files/" + out)), ran.out);
   // What was printed is what is kept; the line that names the record comes after it.
@@ -84,7 +99,74 @@ TEST_F(RecordProgram, RefusedAndInterruptedRunsAreRecordedToo) {
   record = Json::parse(read_all(records()[0]));
   EXPECT_EQ(record["outcome"]["state"], "interrupted");
   EXPECT_EQ(record["turns"][0]["stop_reason"], "cancelled");
+  EXPECT_GT(record["memory"].back()["footprint"].get<uint64_t>(),
+            record["plan"]["terms"]["arena"].get<uint64_t>());
   EXPECT_EQ(run({"record", "verify", records()[0]}).code, 0);
+}
+
+TEST_F(RecordProgram, SettingsOfCacheAwareRoutingAreKept) {
+  const Outcome ran = run(recorded(tiny(), {"-n", "3", "--arena-slots", "25", "--moce", "bonus",
+                                            "--moce-bonus", "0.5", "--kv", "f32"}));
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json settings = Json::parse(read_all(records()[0]))["settings"];
+  EXPECT_EQ(settings["moce_bonus"], 0.5);
+  EXPECT_EQ(settings["moce_protect"], 3);
+  EXPECT_EQ(settings["kv"], "f32");
+}
+
+// One request over a socket; the whole answer.
+std::string post(int port, const std::string& path, const std::string& body) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  std::string answer;
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+    const std::string request = "POST " + path +
+                                " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+                                "Content-Type: application/json\r\nContent-Length: " +
+                                std::to_string(body.size()) + "\r\n\r\n" + body;
+    EXPECT_EQ(write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
+    char piece[4096];
+    for (ssize_t n = read(fd, piece, sizeof piece); n > 0; n = read(fd, piece, sizeof piece)) {
+      answer.append(piece, static_cast<size_t>(n));
+    }
+  }
+  close(fd);
+  return answer;
+}
+
+TEST_F(RecordProgram, ServedRequestsSayWhetherTheTemplateWroteThem) {
+  const pid_t child = start({"serve", "-m", PENSTOCK_SOURCE_DIR "/models/sample-qwen4exp-q8_0.gguf",
+                             "--port", "0", "--record", path("runs")},
+                            "1");
+  const std::string mark = "http://127.0.0.1:";
+  std::string said;
+  while ((said = read_all(path("err.1"))).find("is loaded") == std::string::npos &&
+         waitpid(child, nullptr, WNOHANG) == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ASSERT_NE(said.find(mark), std::string::npos) << said;
+  const int port = std::stoi(said.substr(said.find(mark) + mark.size()));
+  const std::string more = "\"max_tokens\":3,\"temperature\":0}";
+  for (const auto& [path, body] : {std::pair{"/v1/completions", "{\"prompt\":\"In the\"," + more},
+                                   std::pair{"/v1/chat/completions",
+                                             "{\"messages\":[{\"role\":\"user\",\"content\":"
+                                             "\"In the\"}]," +
+                                                 more}}) {
+    EXPECT_NE(post(port, path, body).find(" 200 "), std::string::npos);
+  }
+  kill(child, SIGTERM);
+  EXPECT_EQ(finish(child, "1").code, 0);
+  ASSERT_EQ(records().size(), 2u);
+  for (const std::string& file : records()) {
+    const Json record = Json::parse(read_all(file));
+    const bool chat = record["settings"]["request"].get<std::string>().starts_with("chat");
+    EXPECT_EQ(record["turns"][0]["prompt"]["chat_template"], chat);
+    EXPECT_EQ(record["turns"][0]["prompt"]["truncated"], false);
+    EXPECT_EQ(run({"record", "verify", file}).code, 0);
+  }
 }
 
 TEST_F(RecordProgram, AKilledRunLeavesItsUnfinishedRecord) {

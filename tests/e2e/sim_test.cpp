@@ -57,13 +57,36 @@ TEST_F(SimProgram, ARecordedRunIsReplayedToItsOwnCounters) {
   EXPECT_TRUE(replayed["estimate"].is_null());  // no speed was measured, none is shown
 }
 
-TEST_F(SimProgram, PlansTakeTheirHitRateFromATrace) {
+TEST_F(SimProgram, TracesOfDifferentArenasAreNotSummedAsOne) {
   const std::string model = tiny();
-  const Json ran = record(model, {"--arena-slots", "25"});
+  record(model, {"--arena-slots", "25"});
+  std::filesystem::rename(path("t.xrt"), path("small.xrt"));
+  record(model, {"--arena-slots", "40"});
+  const Outcome refused = run({"sim", path("small.xrt"), path("t.xrt")});
+  EXPECT_EQ(refused.code, 2);
+  expect_words(refused.err, {"--slots", "25", "40", "small.xrt"});
+  EXPECT_EQ(run({"sim", path("small.xrt"), path("t.xrt"), "--slots", "25", "-q"}).code, 0);
+}
+
+TEST_F(SimProgram, PlansTakeTheirHitRateFromATrace) {
+  const std::string model = PENSTOCK_SOURCE_DIR "/models/sample-qwen4exp-q8_0.gguf";
+  const Json ran = record(model, {"--arena-slots", "100"});
   const Outcome outcome =
-      run({"plan", model, "--arena-slots", "25", "--pack", "none", "--trace", path("t.xrt"),
-           "--machine-file", write("machine.json", ""), "--json"});
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+      run({"plan", model, "--arena-slots", "100", "--pack", "none", "--trace", path("t.xrt"),
+           "--machine-file", path("machine.json"), "--calibrate-machine", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  // What the run itself found in memory.
+  const Json &first = ran["counters"]["uses_first"], &steady = ran["counters"]["uses_steady"];
+  const double hits = first["arena"].get<double>() + steady["arena"].get<double>();
+  const double uses = first["total"].get<double>() + steady["total"].get<double>();
+  bool found = false;
+  const Json plan = Json::parse(outcome.out);
+  for (const Json& row : plan["speed"]["decode"]) {
+    if (row["source"].get<std::string>().find("t.xrt") == std::string::npos) continue;
+    found = true;
+    EXPECT_DOUBLE_EQ(row["hit_rate"], hits / uses);
+  }
+  EXPECT_TRUE(found) << outcome.out;
   const std::string other = tiny("qwen3moe");
   const Outcome refused = run({"plan", other, "--trace", path("t.xrt")});
   EXPECT_EQ(refused.code, 2);

@@ -543,6 +543,15 @@ TEST_F(AuditCases, T28RunsOfACampaignThatAreLeftOut) {
       "[[claim]]\nid = \"c\"\ntext = \"13.53 tok/s\"\n"
       "figure = \"decode_tok_s\"\nrecords = [\"peers#plain\"]\n";
   EXPECT_TRUE(audit_of(claim).ok());
+  // Nothing of a campaign whose control moved is quoted, compared or not.
+  std::filesystem::rename(path, root() + "/steady.json");
+  Json moved = campaign;
+  moved["control"] = {
+      {"arm", "plain"}, {"first", 10.0}, {"last", 8.0}, {"moved", -0.2}, {"void", true}};
+  const std::string moved_path = write_record(records(), moved);
+  EXPECT_EQ(found(audit_of(claim), "c"), Set{"UNCOMPARABLE R7"});
+  std::filesystem::remove(moved_path);
+  std::filesystem::rename(root() + "/steady.json", path);
   // The slow run is taken away.
   std::filesystem::rename(records() + "/" + slow_id + ".json", root() + "/slow.json");
   const Audit missing = audit_of(claim);
@@ -561,6 +570,21 @@ TEST_F(AuditCases, T28RunsOfACampaignThatAreLeftOut) {
                            kept[0] + "\", \"" + kept[1] + "\", \"" + kept[2] + "\"]\n"),
                   "c"),
             Set{"UNDER-SAMPLED R8"});
+}
+
+TEST_F(AuditCases, ALimitInTheSentenceDoesNotMakeAPlanAMeasurement) {
+  Json run = own();
+  run["plan"]["terms"]["arena"] = 4200000000;
+  const Audit audit = audit_of("[[claim]]\nid = \"c\"\ntext = \"x\"\nrecords = " + three(run) + R"(
+values = [
+  {text = "used 4.2 GB under a limit of 8 GiB", value = "4.2", unit = "GB", formula = "{/plan/terms/arena} / 1e9"},
+  {text = "the plan gives it 4.2 GB of 8 GiB", value = "4.2", unit = "GB", formula = "{/plan/terms/arena} / 1e9"},
+  {text = "4.2 GB planned", value = "4.2", unit = "GB", formula = "{/plan/terms/arena} / 1e9"},
+]
+)");
+  EXPECT_EQ(found(audit, "c.1"), Set{"NOT MEASURED R13"});
+  EXPECT_EQ(found(audit, "c.2"), Set{});
+  EXPECT_EQ(found(audit, "c.3"), Set{});
 }
 
 TEST_F(AuditCases, T29ThePolicyInForce) {

@@ -4,15 +4,20 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/machine.h"
+#include "measure/bench.h"
 #include "measure/child.h"
 #include "measure/json_schema.h"
 #include "measure/memory_group.h"
+#include "measure/peer_producer.h"
+#include "measure/peer_talk.h"
 #include "models/tiny_models.h"
 
 namespace penstock::measure {
@@ -131,12 +136,22 @@ TEST(Campaign, BuiltInOnesAreCampaigns) {
     const Campaign c = read_campaign(builtin_campaign(request), name);
     EXPECT_EQ(c.model, request.model);
     EXPECT_GE(c.repeats, 3);
+    EXPECT_EQ(c.control_limit, 0.05) << name;
   }
   request.name = "peers";
   request.limit = "4G,8G";
   const Campaign peers = read_campaign(builtin_campaign(request), "peers");
   EXPECT_EQ(*peers.arms.front().limit, uint64_t{4} << 30);
   EXPECT_EQ(*peers.arms.back().limit, uint64_t{8} << 30);
+  request.limit.clear();
+  request.memory = uint64_t{10} << 30;
+  std::set<uint64_t> limits;
+  for (const CampaignArm& arm : read_campaign(builtin_campaign(request), "peers").arms) {
+    limits.insert(arm.limit.value_or(0));
+  }
+  EXPECT_EQ(limits, (std::set<uint64_t>{uint64_t{4} << 30, uint64_t{8} << 30}));
+  request.memory = uint64_t{2} << 30;
+  EXPECT_FALSE(read_campaign(builtin_campaign(request), "peers").arms[0].limit);
   request.llama_server.clear();
   EXPECT_THROW(builtin_campaign(request), Error);
   request.name = "slow";
@@ -209,6 +224,78 @@ TEST_F(ChildTest, APeakIsOfTheChildAlone) {
   EXPECT_EQ(out(), "33554432\n");
   EXPECT_GT(report.peak_anonymous, uint64_t{32} << 20);
   EXPECT_LT(report.peak_anonymous, uint64_t{512} << 20);
+}
+
+TEST_F(ChildTest, WhatItStartedIsCountedWithIt) {
+  // tail keeps what it read until its input ends: 64 MiB in a process that the shell started.
+  const ChildReport report =
+      Child(shell("{ head -c 67108864 /dev/zero; sleep 1; } | tail -c 67108864 | wc -c")).wait();
+  EXPECT_EQ(out(), "67108864\n");
+  EXPECT_GT(report.peak_anonymous, uint64_t{48} << 20);
+  EXPECT_GT(report.peak_rss, uint64_t{48} << 20);
+}
+
+// Whether the process whose number the child wrote down has ended, within a few seconds.
+bool has_ended(const std::string& number) {
+  const std::string stat = "/proc/" + number.substr(0, number.find('\n')) + "/stat";
+  for (int i = 0; i < 500; ++i) {
+    std::ifstream in(stat);
+    std::string text;
+    if (!std::getline(in, text) || text.find(") Z ") != std::string::npos) return true;
+    ::usleep(10000);
+  }
+  return false;
+}
+
+TEST_F(ChildTest, WhatItStartedEndsWithIt) {
+  ChildRequest request = shell("sleep 600 & echo $!; wait");
+  request.timeout_s = 0.5;
+  EXPECT_EQ(Child(request).wait().state, "timeout");
+  EXPECT_TRUE(has_ended(out()));
+  request.timeout_s = 60;
+  request.policy.fuse = UINT64_MAX / 2;  // more than any machine has available
+  EXPECT_EQ(Child(request).wait().state, "watchdog");
+  EXPECT_TRUE(out().empty() || has_ended(out()));
+  // One that is left behind, too.
+  EXPECT_EQ(Child(shell("sleep 600 & echo $!")).wait().state, "finished");
+  EXPECT_TRUE(has_ended(out()));
+  // And one that does not listen, when the child itself is dropped.
+  {
+    Child dropped(shell("trap '' TERM; sleep 600 & echo $!; wait"));
+    while (out().empty()) ::usleep(1000);
+  }
+  EXPECT_TRUE(has_ended(out()));
+}
+
+TEST(ColdStart, EveryFileThatARunReadsIsDropped) {
+  const penstock::testing::TemporaryFolder folder;
+  const std::string model = penstock::testing::write_tiny(folder.path(), "qwen4exp", {});
+  const auto file = [&](const std::string& name) {
+    const std::string path = folder.path() + "/" + name;
+    std::ofstream(path) << "x";
+    return path;
+  };
+  const std::string pack = file("beside.xpk"), table = file("ngrams.gguf"), prog = file("prog");
+  file("unrelated.txt");
+  CampaignArm arm;
+  arm.options = {"--ngrams=" + table, "--arena-slots", "64", "--x=/nowhere/at/all"};
+  arm.command = {prog, "{model}"};
+  std::vector<std::string> expected = {model, pack, table, prog};
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(files_of(arm, model), expected);
+}
+
+TEST(Peers, LlamaServerSaysItsVersion) {
+  EXPECT_EQ(llama_version_in("load\nversion: 1234 (abcdef0)\r\nbuilt with cc\n"), "1234 (abcdef0)");
+  EXPECT_EQ(llama_version_in("my version: 9\n"), "");
+}
+
+TEST(Peers, AStreamIsKeptLineByLineAndBounded) {
+  EventLog log(64);
+  EXPECT_TRUE(log.take("data: {\"a\"", 1));
+  EXPECT_TRUE(log.take(":1}\r\n\ndata", 2.5));
+  EXPECT_EQ(EventLog(log).finish(3), "2.500000 data: {\"a\":1}\n2.500000 \n3.000000 data\n");
+  EXPECT_FALSE(log.take(std::string(64, 'x'), 4));
 }
 
 TEST_F(ChildTest, AMemoryLimitHolds) {

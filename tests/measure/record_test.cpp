@@ -64,13 +64,15 @@ class RecordTest : public ::testing::Test {
  protected:
   std::string folder() const { return folder_.path() + "/runs"; }
 
-  std::string write_record() const {
+  std::string write_record(const std::vector<int32_t>& seen = {4, 5, 6, 7}) const {
     RunRecorder recorder(folder(), {.version = "1", .revision = "abc", .compiler = "c"});
     EXPECT_EQ(unfinished().size(), 1u);
     const std::vector<int32_t> prompt = {5, 6, 7};
     recorder.boundary("before prompt", counters(0));
     recorder.begin_turn(prompt, false, live(0));
+    recorder.prompt_evaluated(seen);
     recorder.memory("after prefill");
+    recorder.end_memory();
     for (uint64_t step = 1; step <= 5; ++step) {
       recorder.poll(live(step), 0.01 * static_cast<double>(step));
       recorder.poll(live(step), 0.01 * static_cast<double>(step));  // nothing new: no row
@@ -124,8 +126,18 @@ TEST_F(RecordTest, WhatWasWrittenIsSound) {
   };
   EXPECT_EQ(file(record["turns"][0]["prompt"]["file"]), "5\n6\n7\n");
   EXPECT_EQ(file(record["output"]["stdout"]["sha256"]), "to standard output\n");
+  EXPECT_EQ(record["turns"][0]["prompt"]["truncated"], false);
+  EXPECT_EQ(record["memory"].size(), 3u);  // "end" was taken before finish(), once
+  EXPECT_EQ(record["memory"][2]["at"], "end");
   EXPECT_EQ(file(record["output"]["stderr"]["sha256"]), "to standard error\n");
   EXPECT_EQ(record["producer"]["executable_sha256"], hex(sha256_file("/proc/self/exe")));
+}
+
+TEST_F(RecordTest, APromptThatTheModelDidNotSeeWholeIsTruncated) {
+  for (const auto& seen : {std::vector<int32_t>{6, 7}, std::vector<int32_t>{5, 6, 8}}) {
+    const Json record = Json::parse(read_text_file(write_record(seen)));
+    EXPECT_EQ(record["turns"][0]["prompt"]["truncated"], true);
+  }
 }
 
 TEST_F(RecordTest, AKilledRunLeavesItsBeginning) {

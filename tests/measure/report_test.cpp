@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "measure/formula.h"
+#include "measure/report_groups.h"
 #include "measure/report_support.h"
 #include "measure/report_tables.h"
 #include "measure/report_text.h"
@@ -430,6 +431,25 @@ TEST_F(ReportTest, ConfigurationsAreCalledByWhatTellsThemApart) {
     drawn = drawn || plot.name == "slots";
   }
   EXPECT_TRUE(drawn);
+}
+
+TEST_F(ReportTest, WhatComputesSomethingElseDoesNotTakeTheArenaPlotAway) {
+  for (const int slots : {128, 64, 1000}) {
+    for (int i = 0; i < 3; ++i) add(Made{.slots = slots, .started = slots + i * 1.0});
+  }
+  for (int i = 0; i < 3; ++i) {
+    add(Made{.slots = 256,
+             .started = 2000.0 + i,
+             .lossy = {"alias-experts"},
+             .more_argv = {"--alias-experts"}});
+  }
+  const Report r = report();
+  const ReportComparison& comparison = r.sections[0].comparisons[0];
+  ASSERT_EQ(comparison.groups.size(), 4u);
+  EXPECT_TRUE(comparison.by_slots);
+  for (const ReportGroup& group : comparison.groups) {
+    EXPECT_EQ(of_an_arena_plot(comparison, group), group.lossy.empty()) << group.label;
+  }
 }
 
 // The reference example of spec/streaming.md §M.1: 55.79 ms, 107.8 MB, 6.94
