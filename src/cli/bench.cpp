@@ -16,6 +16,7 @@
 #include "cli/runtime_flags.h"
 #include "cli/version.h"
 #include "engine/opened_model.h"
+#include "measure/json_schema.h"
 
 namespace penstock::cli {
 namespace {
