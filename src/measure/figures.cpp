@@ -27,10 +27,11 @@ std::vector<Figure> of_run_records() {
   const std::string per_use = " / " + steady("total");
   const std::string steps = "{/counters/-1/counters/steps}";
   const auto share = [&](const char* name) { return Formula(steady(name) + per_use + " * 100"); };
-  // 1, and no number where no use was counted: experts used in the mapped file are waited for inside
-  // the kernel, and nobody sees it.
-  const std::string total = steady("total");
-  const std::string streamed = " * " + total + " / " + total;
+  // Factors of 1 that are no number where nothing was counted: experts used in the mapped file are
+  // waited for inside the kernel, and nobody sees it.
+  const std::string streamed = " * " + steady("total") + " / " + steady("total");
+  const std::string prompt_reads = "{/counters/-1/counters/reads_prompt/reads}";
+  const std::string prompt_read = " * " + prompt_reads + " / " + prompt_reads;
   return {
       {"load_s", "load", "s", "load",
        Formula("{/timings/load/open_s} + {/timings/load/dense_s} + {/timings/load/arena_s}"), 2},
@@ -40,9 +41,9 @@ std::vector<Figure> of_run_records() {
       {"prefill_tok_s", "prompt", "tok/s", "prefill",
        Formula("{/timings/prefill/tokens} / {/timings/prefill/seconds}"), 2},
       {"prefill_stall_s", "waiting in the prompt", "s", "prefill",
-       Formula("{/counters/-1/counters/prompt_stall_ns} / 1e9" + streamed), 2},
+       Formula("{/counters/-1/counters/prompt_stall_ns} / 1e9" + prompt_read), 2},
       {"prefill_mb", "read for the prompt", "MB", "prefill",
-       Formula("{/counters/-1/counters/reads_prompt/bytes} / 1e6" + streamed), 0},
+       Formula("{/counters/-1/counters/reads_prompt/bytes} / 1e6" + prompt_read), 0},
       {"first_token_s", "first token", "s", "first token",
        Formula("{/timings/first_token/seconds}"), 3},
       {"cold_start_s", "start to first token", "s", "cold start",

