@@ -460,6 +460,7 @@ void Runner::finish_recording() {
   if (timeline_) {
     runtime_.stream().record(nullptr);
     timeline_->write(flags_.timeline);
+    if (const auto token = timeline_->typical_token()) record_.looked_at(*token);
     log::info("timeline: {} events in {} (open it in ui.perfetto.dev or chrome://tracing){}",
               timeline_->events(), flags_.timeline,
               timeline_->lost() == 0

@@ -149,6 +149,10 @@ void RunRecord::end_turn(const engine::Session& session, const engine::GenerateR
   recorder_->end_turn(result.tokens, result.text, engine::stop_reason_text(result.reason));
 }
 
+void RunRecord::looked_at(const experts::TokenTimeline& token) {
+  if (recorder_) recorder_->set("token_timeline", Json(measure::token_timeline_json(token)));
+}
+
 void RunRecord::measured(engine::Session& session) {
   if (!recorder_) return;
   const engine::Runtime& runtime = session.runtime();

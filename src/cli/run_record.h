@@ -38,6 +38,8 @@ class RunRecord {
   void prefilled(const engine::Session& session);
   void poll(const engine::Session& session);
   void end_turn(const engine::Session& session, const engine::GenerateResult& result);
+  // One token of a run with a timeline.
+  void looked_at(const experts::TokenTimeline& token);
   // Everything that is known at the end.
   void measured(engine::Session& session);
   // The same of an evaluation, which has no session, and what it found.

@@ -14,6 +14,8 @@ constexpr int kScheduler = 1;
 constexpr int kTokens = 2;
 constexpr int kFirstDiskLane = 10;
 
+}  // namespace
+
 const char* reason_name(ReadReason reason) noexcept {
   switch (reason) {
     case ReadReason::Demand:
@@ -29,8 +31,6 @@ const char* reason_name(ReadReason reason) noexcept {
   }
   return "?";
 }
-
-}  // namespace
 
 const char* work_name(Work work) noexcept {
   switch (work) {
@@ -74,6 +74,32 @@ void Timeline::read(ReadReason reason, uint64_t bytes, int64_t from, int64_t to)
 void Timeline::token(int64_t now) {
   if (token_ns_ != 0) add({token_ns_, now, 0, -1, 0, Kind::Token, 0});
   token_ns_ = now;
+}
+
+std::optional<TokenTimeline> Timeline::typical_token() const {
+  std::vector<const Event*> tokens;
+  for (const Event& e : events_) {
+    if (e.kind == Kind::Token) tokens.push_back(&e);
+  }
+  if (tokens.size() < 3) return std::nullopt;
+  std::vector<const Event*> sorted = tokens;
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Event* a, const Event* b) { return a->to - a->from < b->to - b->from; });
+  const Event* typical = sorted[sorted.size() / 2];
+  TokenTimeline out;
+  out.token =
+      static_cast<size_t>(std::find(tokens.begin(), tokens.end(), typical) - tokens.begin()) + 1;
+  out.ns = typical->to - typical->from;
+  for (const Event& e : events_) {
+    const int64_t from = std::max(e.from, typical->from);
+    const int64_t to = std::min(e.to, typical->to);
+    if (e.kind == Kind::Token || from >= to) continue;
+    out.spans.push_back(
+        {e.kind == Kind::Read, e.what, e.layer, e.bytes, from - typical->from, to - from});
+  }
+  std::stable_sort(out.spans.begin(), out.spans.end(),
+                   [](const auto& a, const auto& b) { return a.from_ns < b.from_ns; });
+  return out;
 }
 
 // Reads that overlap lie in lanes one below the other, as many as were in flight at once.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,22 @@ namespace penstock::experts {
 // What the scheduling thread was at.
 enum class Work : uint8_t { Dense, Route, Ahead, Experts, Stall };
 const char* work_name(Work work) noexcept;
+
+const char* reason_name(ReadReason reason) noexcept;
+
+// One token of a run, to be looked at closely.
+struct TokenTimeline {
+  struct Span {
+    bool read;      // a read, else what the scheduling thread was at
+    uint8_t what;   // a ReadReason, else a Work
+    int32_t layer;  // -1: not known
+    uint64_t bytes;
+    int64_t from_ns, ns;  // since the token began
+  };
+  size_t token = 0;  // of those with both ends in the timeline, from 1
+  int64_t ns = 0;
+  std::vector<Span> spans;  // as they began; cut at the token's ends
+};
 
 class Timeline {
  public:
@@ -29,6 +46,8 @@ class Timeline {
 
   uint64_t lost() const noexcept { return lost_; }
   size_t events() const noexcept { return events_.size(); }
+  // The token of median duration; none before three of them.
+  std::optional<TokenTimeline> typical_token() const;
   // Chrome trace-event JSON. Throws Error(Io).
   void write(const std::string& path) const;
 

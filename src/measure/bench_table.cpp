@@ -6,7 +6,10 @@
 #include "base/file.h"
 #include "measure/bench.h"
 #include "measure/figures.h"
+#include "measure/formula.h"
 #include "measure/json_schema.h"
+#include "measure/quality_store.h"
+#include "measure/quality_verdict.h"
 #include "measure/spread.h"
 
 namespace penstock::measure {
@@ -19,10 +22,22 @@ struct Row {
   std::string arm, prompt, failure;
   std::map<std::string, std::vector<double>> values;
   size_t failed = 0;
+  std::string quality;  // what stands beside the speed of a lossy configuration
 };
 
 constexpr const char* kColumns[] = {"prefill_tok_s", "decode_tok_s", "hit_pct",
                                     "storage_mb_per_token", "peak_rss_mib"};
+
+// Of a run with something lossy on: what was measured under its key, and whether that will do.
+std::string quality_of(const Json& record) {
+  const Json* lossy = resolve_pointer(record, "/lossy");
+  const Json* key = resolve_pointer(record, "/quality_key");
+  if (lossy == nullptr || lossy->empty() || key == nullptr || !key->is_string()) return {};
+  const auto known = QualityStore("").find(key->get<std::string>());
+  if (!known) return "quality: unmeasured";
+  const QualityJudgement judged = judge_quality(*known, replaced_share(record).has_value());
+  return fmt::format("quality: {}; {}", quality_line(known), judged.text());
+}
 
 }  // namespace
 
@@ -44,6 +59,7 @@ std::string bench_table(const Json& manifest, const std::string& folder) {
     }
     const std::string path = folder + "/" + run["record"].get<std::string>() + ".json";
     const Json record = parse_json(read_text_file(path), path);
+    if (row->quality.empty()) row->quality = quality_of(record);
     for (const char* name : kColumns) {
       const Figure* figure = find_figure(record.at("schema"), name);
       const auto value = figure == nullptr ? std::nullopt : figure_value(*figure, record);
@@ -75,6 +91,7 @@ std::string bench_table(const Json& manifest, const std::string& folder) {
     cell("storage_mb_per_token", 9, 2);
     cell("peak_rss_mib", 9, 0);
     out += row.failed == 0 ? "\n" : fmt::format("  ({} failed: {})\n", row.failed, row.failure);
+    if (!row.quality.empty()) out += fmt::format("    {}\n", row.quality);
   }
   const Json& control = manifest.at("control");
   if (control.is_object()) {

@@ -13,6 +13,7 @@
 #include "measure/report_groups.h"
 #include "measure/report_svg.h"
 #include "measure/report_text.h"
+#include "measure/token_timeline.h"
 
 namespace penstock::measure {
 namespace {
@@ -375,6 +376,7 @@ std::vector<ReportPlot> report_plots(const ReportSection& section,
                {"decode_s", "decode"}},
               0));
   add(timeline(section, comparison));
+  add(token_plot(section, comparison));
   return out;
 }
 

@@ -267,6 +267,35 @@ TEST(TimelineTest, EveryReadAndEveryKindOfWorkIsThere) {
   EXPECT_EQ(small.lost(), 4u);
 }
 
+TEST(TimelineTest, TheTypicalTokenIsTheMedianCutAtItsEnds) {
+  Timeline timeline;
+  timeline.start(1000);
+  EXPECT_FALSE(timeline.typical_token());
+  int64_t now = 1000;
+  for (const int64_t ms : {1, 9, 5, 7, 3}) {  // the first only begins the second
+    timeline.read(ReadReason::Spec, 64, now + 100, now + ms * 1000 + 200);  // beyond its end
+    now += ms * 500;
+    timeline.work(Work::Dense, 3, 0, now);
+    now += ms * 500;
+    timeline.work(Work::Stall, 4, 0, now);
+    timeline.token(now);
+  }
+  const std::optional<TokenTimeline> token = timeline.typical_token();
+  ASSERT_TRUE(token);
+  EXPECT_EQ(token->token, 3u);  // of 9, 5, 7, 3
+  EXPECT_EQ(token->ns, 7000);
+  ASSERT_EQ(token->spans.size(), 4u);  // the end of the read before, work, its own read, waiting
+  EXPECT_TRUE(token->spans[0].read);
+  EXPECT_EQ(token->spans[0].from_ns, 0);
+  EXPECT_EQ(token->spans[0].ns, 200);
+  EXPECT_EQ(token->spans[1].what, static_cast<uint8_t>(Work::Dense));
+  EXPECT_EQ(token->spans[1].layer, 3);
+  EXPECT_EQ(token->spans[1].ns, 3500);
+  EXPECT_EQ(token->spans[2].from_ns, 100);
+  EXPECT_EQ(token->spans[2].ns, 6900);
+  EXPECT_EQ(token->spans[3].what, static_cast<uint8_t>(Work::Stall));
+}
+
 TEST(MappedStreamTest, DeliversWhatLiesInTheFile) {
   const Directory directory;
   const Geometry geometry = write_experts(
