@@ -10,6 +10,7 @@
 #include "cli/version.h"
 #include "experts/pack_identity.h"
 #include "measure/quality_key.h"
+#include "measure/token_timeline.h"
 
 namespace penstock::cli {
 namespace {

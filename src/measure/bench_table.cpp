@@ -49,7 +49,7 @@ std::string bench_table(const Json& manifest, const std::string& folder) {
       return r.arm == run.at("arm") && r.prompt == run.at("prompt");
     });
     if (row == rows.end()) {
-      rows.push_back({run.at("arm"), run.at("prompt"), {}, {}, 0});
+      rows.push_back({run.at("arm"), run.at("prompt"), {}, {}, 0, {}});
       row = rows.end() - 1;
     }
     if (run.at("state") != "finished" || !run.at("record").is_string()) {

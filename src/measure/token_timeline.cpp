@@ -99,7 +99,7 @@ class Strip {
       if (span.what.starts_with("read ") || !inside(span)) continue;
       bar(span, top_, kLane);
       const double x = at(std::max(span.from_ms, begin_));
-      if (span.layer <= labelled || x < free_from) continue;
+      if (span.layer < 0 || span.layer == labelled || x < free_from) continue;
       labelled = span.layer;
       free_from = x + 44;
       if (x < kPlotWidth - 30) {

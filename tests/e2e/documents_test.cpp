@@ -41,7 +41,7 @@ TEST_F(Documents, BenchmarksAreWhatTheRecordsGive) {
 }
 
 TEST_F(Documents, AnEditedRecordIsFound) {
-  const fs::path campaign = kSource + "/bench/results/campaigns/peers-3g";
+  const fs::path campaign = kSource + "/bench/results/campaigns/streaming-3g";
   fs::copy(campaign, path("records"), fs::copy_options::recursive);
   std::string edited;
   for (const auto& entry : fs::directory_iterator(path("records"))) {
