@@ -21,11 +21,15 @@ import json
 import pathlib
 import re
 import subprocess
+import sys
 
 import gguf
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+import ggml
+
 MODEL = ROOT / "models/sample-qwen4exp-q8_0.gguf"
 TEXT = ROOT / "models/eval/manual.txt"
 OUT = ROOT / "bench/results/encoder-error-q2_0.json"
@@ -35,15 +39,10 @@ Banks = dict[str, np.ndarray]  # name: [expert][row][column]
 
 class Ggml:
     def __init__(self, path: pathlib.Path) -> None:
-        self.lib = ctypes.CDLL(str(path))
-        pointer, wide = ctypes.c_void_p, ctypes.c_int64
-        self.lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, wide, wide, wide, pointer]
-        self.lib.ggml_quantize_chunk.restype = ctypes.c_size_t
-        self.lib.ggml_row_size.argtypes = [ctypes.c_int, wide]
-        self.lib.ggml_row_size.restype = ctypes.c_size_t
+        self.lib = ggml.library(path)
         self.decode = {Q2_0: self.lib.dequantize_row_q2_0, IQ4_NL: self.lib.dequantize_row_iq4_nl}
         for function in self.decode.values():
-            function.argtypes = [pointer, pointer, wide]
+            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
             function.restype = None
 
     def there_and_back(self, bank: np.ndarray, kind: int, importance: np.ndarray | None = None) -> np.ndarray:

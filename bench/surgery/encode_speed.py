@@ -23,6 +23,9 @@ import subprocess
 import sys
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import ggml
+
 ROWS, COLUMNS = 64, 2560
 # ggml's numbers of the types that both encode.
 TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "Q2_0": 42}
@@ -30,12 +33,7 @@ TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_
 
 class Ggml:
     def __init__(self, path: pathlib.Path) -> None:
-        self.lib = ctypes.CDLL(str(path))
-        pointer, wide = ctypes.c_void_p, ctypes.c_int64
-        self.lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, wide, wide, wide, pointer]
-        self.lib.ggml_quantize_chunk.restype = ctypes.c_size_t
-        self.lib.ggml_row_size.argtypes = [ctypes.c_int, wide]
-        self.lib.ggml_row_size.restype = ctypes.c_size_t
+        self.lib = ggml.library(path)
         draw = random.Random(1)
         self.values = array.array("f", (draw.gauss(0, 0.02) for _ in range(ROWS * COLUMNS)))
         self.importance = array.array("f", (0.5 + i % 7 for i in range(COLUMNS)))

@@ -93,6 +93,8 @@ class ExpertStream final : public Stream {
   void open_layer(int index, int rows, const RouteRule& rule, Phase phase);
   Routing route(const float* logits, int rows, const RouteRule& rule, Phase phase);
   void begin_token();
+  // What cache-aware routing takes for resident in a layer: of the one that is open the snapshot.
+  std::span<const uint64_t> router_sees(int index) const noexcept;
   void classify_decode(const float* logits, int rows, int n_used);
   void await(int32_t slot) noexcept;
   void collect_prompt(int rows, int n_used);

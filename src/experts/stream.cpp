@@ -164,11 +164,16 @@ void ExpertStream::begin_token() {
   residency_.begin_epoch();
 }
 
+std::span<const uint64_t> ExpertStream::router_sees(int index) const noexcept {
+  if (options_.moce.epoch()) return residency_.epoch_bits(index);
+  return index == layer_ ? std::span<const uint64_t>(snapshot_) : residency_.ready_bits(index);
+}
+
 Routing ExpertStream::route(const float* logits, int rows, const RouteRule& rule, Phase phase) {
   const bool cache_aware = router_ && phase == Phase::Decode && rule.trunk;
   try {
     return layer_router_.route(layer_, logits, rows, rule, phase, cache_aware ? &*router_ : nullptr,
-                               options_.moce.epoch() ? residency_.epoch_bits(layer_) : snapshot_);
+                               router_sees(layer_));
   } catch (const Error&) {
     step_ = {};
     throw;

@@ -40,10 +40,8 @@ void ExpertStream::predict(int index, const float* logits, int rows) {
   }
   ranked_.clear();
   for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
-    rank_candidates(
-        index, {logits + row * n_expert, n_expert},
-        options_.moce.epoch() ? residency_.epoch_bits(index) : residency_.ready_bits(index),
-        std::max(width, layer.n_used));
+    rank_candidates(index, {logits + row * n_expert, n_expert}, router_sees(index),
+                    std::max(width, layer.n_used));
     if (rows == 1) meter_.predicted(index, distance, row_ranked_, width);
     row_ranked_.resize(std::min(row_ranked_.size(), static_cast<size_t>(width)));
     for (const int32_t e : row_ranked_) {
@@ -167,8 +165,7 @@ void ExpertStream::measure_ahead(const float* logits, int n_used) {
   meter_.routed(layer_, {ids_.data(), k}, {missing_.data(), k});
   if (options_.read_ahead != ReadAhead::Probe) return;
   const auto n = static_cast<size_t>(geometry_.layers[static_cast<size_t>(layer_)].n_expert);
-  rank_candidates(layer_, {logits, n},
-                  options_.moce.epoch() ? residency_.epoch_bits(layer_) : snapshot_, n_used);
+  rank_candidates(layer_, {logits, n}, router_sees(layer_), n_used);
   meter_.fresh({ids_.data(), k}, row_ranked_);
 }
 

@@ -30,15 +30,21 @@ std::optional<double> number_after(std::string_view line, std::string_view mark)
   return value;
 }
 
+// Calls use(line) for every line, without its end.
+template <typename Use>
+void each_line(std::string_view text, const Use& use) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    use(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
 // llama.cpp's last lines: "prompt eval time = 12.3 ms / 10 tokens", "eval time = 4.5 ms / 63 runs",
 // "load time = 6.7 ms".
 Json parse_llama_cpp(const std::string& err) {
   Json out = Json::object();
-  size_t begin = 0;
-  while (begin < err.size()) {
-    const size_t end = std::min(err.find('\n', begin), err.size());
-    const std::string_view line(err.data() + begin, end - begin);
-    begin = end + 1;
+  each_line(err, [&](std::string_view line) {
     const size_t prompt = line.find("prompt eval time");
     const auto put = [&](const char* ms, const char* tokens, std::string_view mark) {
       const auto time = number_after(line, mark);
@@ -54,7 +60,7 @@ Json parse_llama_cpp(const std::string& err) {
     } else if (const auto load = number_after(line, "load time")) {
       out["load_ms"] = *load;
     }
-  }
+  });
   return out;
 }
 
@@ -65,26 +71,22 @@ Json parse_bigmoeonedge(const std::string& text) {
   const auto put = [&](const char* name, double value) {
     if (std::isfinite(value)) out[name] = value;
   };
-  size_t begin = 0;
-  while (begin < text.size()) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line(text.data() + begin, end - begin);
-    begin = end + 1;
+  each_line(text, [&](std::string_view line) {
     if (line.starts_with("generation:")) {
       const auto tokens = number_after(line, "generation:");
       const auto rate = number_after(line, "s/token (");
-      if (!tokens || !rate || *rate <= 0) continue;
+      if (!tokens || !rate || *rate <= 0) return;
       put("decode_tokens", *tokens);
       put("decode_ms", *tokens / *rate * 1e3);
     } else if (line.starts_with("prefill:")) {
       const auto tokens = number_after(line, "prefill:");
       const auto seconds = number_after(line, "tokens,");
-      if (!tokens || !seconds) continue;
+      if (!tokens || !seconds) return;
       put("prefill_tokens", *tokens);
       put("prefill_ms", *seconds * 1e3);
       if (const auto load = number_after(line, "model load")) put("load_ms", *load * 1e3);
     }
-  }
+  });
   return out;
 }
 
@@ -184,11 +186,8 @@ Json parse_event_stream(const std::string& text) {
                 {"arrived_ms", Json::array()},
                 {"prompt_tokens", nullptr},
                 {"completion_tokens", nullptr}};
-  size_t begin = 0, number = 0;
-  while (begin < text.size()) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line(text.data() + begin, end - begin);
-    begin = end + 1;
+  size_t number = 0;
+  each_line(text, [&](std::string_view line) {
     ++number;
     const size_t space = line.find(' ');
     double at_ms = 0;
@@ -199,7 +198,7 @@ Json parse_event_stream(const std::string& text) {
     }
     const std::string_view event = line.substr(space + 1);
     if (event.starts_with("data: ")) take_event(event.substr(6), at_ms, &noted);
-  }
+  });
   return values_of_arrivals(noted);
 }
 
