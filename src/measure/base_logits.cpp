@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -96,8 +97,8 @@ std::vector<std::byte> encode_header(const BaseHeader& header) {
   std::vector<std::byte> out(summed + sizeof(uint64_t));
   std::memcpy(out.data(), &prefix, sizeof prefix);
   std::memcpy(out.data() + sizeof prefix, json.data(), json.size());
-  std::memcpy(out.data() + sizeof prefix + json.size(), header.tokens.data(),
-              header.tokens.size() * sizeof(int32_t));
+  std::ranges::copy(std::as_bytes(std::span(header.tokens)),
+                    out.begin() + static_cast<ptrdiff_t>(sizeof prefix + json.size()));
   const uint64_t sum = xxh64(std::span(out).first(summed));
   std::memcpy(out.data() + summed, &sum, sizeof sum);
   return out;
