@@ -1,10 +1,14 @@
 // Where this process's control groups lie.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace penstock {
+
+// v1 writes "no limit" as a number of pages near 2^63; v2 writes "max", which is no number.
+inline constexpr uint64_t kCgroupUnlimited = uint64_t{1} << 60;
 
 struct CgroupFolder {
   bool v2 = false;

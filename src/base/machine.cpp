@@ -128,12 +128,10 @@ std::vector<std::string> words_of(const std::string& line) {
 }
 
 std::optional<uint64_t> cgroup_limit(const std::string& directory, bool v2) {
-  // v1 writes "no limit" as a number of pages near 2^63.
-  constexpr uint64_t kUnlimited = uint64_t{1} << 60;
   std::optional<uint64_t> limit;
   const auto tighten = [&](const char* file) {
     const std::optional<uint64_t> value = to_number(slurp(directory + file));
-    if (value && *value < kUnlimited) limit = std::min(limit.value_or(*value), *value);
+    if (value && *value < kCgroupUnlimited) limit = std::min(limit.value_or(*value), *value);
   };
   if (v2) {
     tighten("/memory.max");

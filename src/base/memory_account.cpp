@@ -57,11 +57,10 @@ std::optional<MemoryPressure> cgroup_memory_pressure(const std::string& root) {
 }
 
 std::optional<uint64_t> cgroup_memory_peak(const std::string& root) {
-  constexpr uint64_t kUnlimited = uint64_t{1} << 60;  // v1 writes "no limit" as a number near 2^63
   for (const CgroupFolder& group : cgroup_folders(root, "memory")) {
     const std::string folder = root + group.path;
     const auto limit = number_in(folder + (group.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
-    if (!limit || *limit >= kUnlimited) continue;  // v2 writes "max", which is no number
+    if (!limit || *limit >= kCgroupUnlimited) continue;
     return number_in(folder + (group.v2 ? "/memory.peak" : "/memory.max_usage_in_bytes"));
   }
   return std::nullopt;

@@ -73,8 +73,9 @@ int run_iobench(const Flags& flags) {
     fmt::print("{}: {} of experts, read at random{}\n{}\n", path, format_bytes(span),
                busy ? fmt::format(", {} threads reading memory", options.busy_threads) : "",
                source.files->report().describe());
-    if (span < uint64_t{4} << 30) {
-      fmt::print("note: below 4 GiB a drive's own cache may answer\n");
+    if (span < experts::kDriveCache) {
+      fmt::print("note: below {} a drive's own cache may answer\n",
+                 format_bytes(experts::kDriveCache));
     }
     fmt::print("\n{:>6}{:>10}{:>11}{:>10}{:>10}{:>11}{}\n", "depth", "GB/s", "experts/s", "p50 ms",
                "p99 ms", "CPU s/GB", busy ? "   memory GB/s" : "");

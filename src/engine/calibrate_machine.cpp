@@ -72,9 +72,10 @@ DiskFigures measure_reads(const OpenedModel& opened, const CalibrationProgress& 
     fail(ErrorKind::Io, "no expert arrived within {:.1f} s: the disk is too slow to be measured",
          kReadSeconds);
   }
-  constexpr uint64_t kCacheable = uint64_t{4} << 30;
-  if (report.span_bytes < kCacheable) {
-    notes->push_back("the experts are less than 4 GiB: a cache of the drive may have answered");
+  if (report.span_bytes < experts::kDriveCache) {
+    notes->push_back(
+        fmt::format("the experts are less than {}: a cache of the drive may have answered",
+                    format_bytes(experts::kDriveCache)));
   }
   if (!report.io.direct) {
     notes->push_back("reads are buffered: memory may have answered in place of the disk");

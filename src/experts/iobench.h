@@ -45,6 +45,9 @@ struct IoBenchReport {
   std::vector<IoBenchRow> rows;
 };
 
+// Reads at random in less than this may be answered by a cache inside the drive.
+inline constexpr uint64_t kDriveCache = uint64_t{4} << 30;
+
 uint64_t expert_span(const Geometry& geometry) noexcept;  // bytes of all experts
 
 // Reads experts of all layers uniformly at random into memory like the arena's, at each depth in

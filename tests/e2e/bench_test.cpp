@@ -203,7 +203,13 @@ TEST_F(BenchProgram, CtrlCReachesTheRunOnceAndItsRecordIsWritten) {
   ::setpgid(0, 0);
   const pid_t child = start({"bench", file, "-o", path("records")});
   // The run says how it is set up just before it begins.
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(2);
   while (read_all(path("records/work/stderr")).find("experts are read") == std::string::npos) {
+    if (std::chrono::steady_clock::now() > until) {
+      ::kill(child, SIGKILL);
+      finish(child);
+      FAIL() << "the run did not begin";
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   interrupt_the_foreground();

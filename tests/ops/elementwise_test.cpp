@@ -1,9 +1,12 @@
 #include "ops/elementwise.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
+#include <limits>
 
+#include "base/memory.h"
 #include "ops/matmul.h"
 #include "ops/recurrent.h"
 #include "ops/support.h"
@@ -210,6 +213,40 @@ TEST(Matmul, SeveralMatricesAnyThreads) {
     sum += static_cast<double>(w.rows[7][i]) * static_cast<double>(x.rows[9][i]);
   }
   EXPECT_NEAR(static_cast<double>(results[0].rows[9][7]), sum, 1e-5);
+}
+
+// A router of 256 rows whose logits stand 512 apart (spec/streaming.md §G.2): no row past the last
+// is read, where a page that cannot be touched begins, and nothing past a row's end is written.
+TEST(Matmul, ReadsAndWritesTheMatrixRowsAndNoMore) {
+  std::mt19937 random(17);
+  constexpr int64_t kIn = 64, kOut = 256, kStride = 512;
+  constexpr size_t kBytes = kOut * kIn * sizeof(float);
+  const Mapping memory(2 * kBytes, Pages::Small);
+  auto* weights = memory.as<float>();
+  std::uniform_real_distribution<float> value(-1.0f, 1.0f);
+  for (int64_t i = 0; i < kOut * kIn; ++i) weights[i] = value(random);
+  ASSERT_EQ(::mprotect(memory.data() + kBytes, kBytes, PROT_NONE), 0);
+  const ops::Matrix router{gguf::TypeId::F32, memory.data(), kIn * 4, kIn, kOut, "router"};
+  for (const int64_t n : {int64_t{1}, int64_t{3}, int64_t{150}}) {
+    TestContext context(2);
+    Table x(n, kIn), y(n, kStride);
+    x.fill(random);
+    std::fill(y.data.begin(), y.data.end(), std::numeric_limits<float>::quiet_NaN());
+    ops::Layout counted;
+    ops::Activations(counted, n, kIn);
+    Mapping scratch(counted.bytes(), Pages::Small);
+    ops::Layout layout(scratch.data());
+    ops::Activations input(layout, n, kIn);
+    input.set(x.rows);
+    std::vector<float*> outs(static_cast<size_t>(n));
+    const ops::Product products[] = {{&router, y.rows.columns(0, kOut)}};
+    ops::matmul(context.context, input, products, outs);
+    for (int64_t t = 0; t < n; ++t) {
+      for (int64_t r = 0; r < kStride; ++r) {
+        ASSERT_EQ(std::isnan(y.rows[t][r]), r >= kOut) << n << " rows: " << t << ", " << r;
+      }
+    }
+  }
 }
 
 }  // namespace
