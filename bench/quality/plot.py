@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""docs/cache-aware-routing.svg from bench/results/quality-routing.json: what cache-aware routing saves in bytes read
-per token, and what it costs in KL divergence."""
+"""docs/cache-aware-routing.svg from the record of bench/quality/run.py's question `routing`: what cache-aware routing
+saves in bytes read per token, and what it costs in KL divergence.
+
+    bench/quality/plot.py bench/results/quality/RECORD.json
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import pathlib
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 460, 70, 20, 50, 60
@@ -21,7 +25,7 @@ text { fill: currentColor } .small { font-size: 12px } .axis { stroke: currentCo
 
 
 def main() -> None:
-    rows = json.loads((ROOT / "bench/results/quality-routing.json").read_text())["rows"]
+    rows = json.loads(pathlib.Path(sys.argv[1]).read_text())["recipe"]["rows"]
     points = [(row["streaming"]["bytes_per_token"] / 1e6, row["mean_kld"], row["mean_kld_interval"], row["routing"],
                row["tasks"]["accuracy"]) for row in rows]
     x_max = max(p[0] for p in points) * 1.08

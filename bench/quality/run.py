@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What pruning, few bits and cache-aware routing cost the sample model.
 
-Splits the held-out text in halves (calibration, test), writes one recipe per question, lets `penstock
-recipe` run it and keeps the result in bench/results/. A recipe that was interrupted goes on.
+Splits the held-out text in halves (calibration, test), lets the model write a text in its chat format, writes one
+recipe per question, lets `penstock recipe` run it and keeps its record in bench/results/quality/. A recipe that was
+interrupted goes on.
 
     bench/quality/run.py --work /tmp/quality [--penstock build/release/penstock] [question ...]
 """
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import shutil
 import subprocess
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = "models/sample-qwen4exp-q8_0.gguf"
@@ -22,36 +25,61 @@ TYPES = {"shipped": "", "q2": 'experts = "Q2_0"', "q2i": 'experts = "Q2_0"\nimpo
 
 
 def split(work: pathlib.Path, n_tasks: int) -> None:
+    # Recipes name files as they lie in the work folder, so that a record says nothing of where that is.
+    if not (work / "models").exists():
+        (work / "models").symlink_to(ROOT / "models")
     for domain in DOMAINS:
         text = (ROOT / "models/eval" / f"{domain}.txt").read_text()
         half = text.index("\n", len(text) // 2) + 1
         (work / f"calibration-{domain}.txt").write_text(text[:half])
         (work / f"test-{domain}.txt").write_text(text[half:])
-        # Token by token takes long: a quarter of the test text.
-        (work / f"short-{domain}.txt").write_text(text[half:half + 4000])
     lines = (ROOT / "models/eval/tasks.jsonl").read_text().splitlines()
-    (work / "tasks.jsonl").write_text("\n".join(lines[:: len(lines) // n_tasks][:n_tasks]) + "\n")
+    asked = lines[:: len(lines) // n_tasks][:n_tasks]
+    (work / "tasks.jsonl").write_text("\n".join(asked) + "\n")
+    (work / "chat.jsonl").write_text("\n".join(line for line in lines if line not in asked) + "\n")
     (work / "prompt.txt").write_text((work / "test-manual.txt").read_text()[:400])
 
 
-def header(work: pathlib.Path, calibration: tuple[str, ...], short: bool = False, speed: bool = False) -> str:
-    text = lambda part, domains: json.dumps([str(work / f"{part}-{domain}.txt") for domain in domains])
+def chat_text(work: pathlib.Path, penstock: pathlib.Path, n_conversations: int = 150) -> None:
+    """test-chat.ids: conversations as the unpruned model has them, questions that are not among the tasks, its
+    template around them and its own answers. Each has a seed of its own, so the text can be made again."""
+    if (work / "test-chat.ids").exists():
+        return
+    ids: list[int] = []
+    tasks = (json.loads(line) for line in (work / "chat.jsonl").read_text().splitlines())
+    plain = [t["messages"] for t in tasks if "tools" not in t and t["messages"][-1]["role"] == "user"]
+    for seed, messages in enumerate(plain[:n_conversations]):
+        system = [m["content"] for m in messages if m["role"] == "system"]
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([penstock, "-q", "run", "-m", ROOT / MODEL, "--chat", "-p", messages[-1]["content"],
+                            *(["--system", system[0]] if system else []), "-n", "96", "--temp", "0.7", "--seed",
+                            str(seed), "--memory", "2G", "--no-summary", "--record", folder], check=True,
+                           stdout=subprocess.DEVNULL)
+            record = json.loads(next(pathlib.Path(folder).glob("*.json")).read_text())
+            turn = record["turns"][0]
+            prompt = pathlib.Path(folder) / "files" / turn["prompt"]["file"]
+            ids += [int(word) for word in prompt.read_text().split()] + turn["tokens"]
+    (work / "test-chat.ids").write_text(" ".join(map(str, ids)) + "\n")
+
+
+def header(calibration: tuple[str, ...], speed: bool = False) -> str:
+    test = [f"test-{domain}.txt" for domain in DOMAINS] + ["test-chat.ids"]
     out = f"""[source]
-model = "{ROOT / MODEL}"
+model = "{MODEL}"
 
 [calibrate]
-text = {text("calibration", calibration)}
+text = {json.dumps([f"calibration-{domain}.txt" for domain in calibration])}
 window = 256
 
 [evaluate]
-text = {text("short" if short else "test", DOMAINS)}
+text = {json.dumps(test)}
 window = 256
-tasks = "{work / "tasks.jsonl"}"
+tasks = "tasks.jsonl"
 max_tokens = 64
 arena = 0.25
 """
     if speed:
-        out += f'\n[speed]\nprompt = "{work / "prompt.txt"}"\ntokens = 128\nruns = 3\n'
+        out += f'\n[speed]\nprompt = "prompt.txt"\ntokens = 128\nruns = 3\n'
     return out
 
 
@@ -59,9 +87,9 @@ def arm(name: str, *lines: str) -> str:
     return "\n".join(["", "[[arm]]", f'name = "{name}"', *filter(None, lines)]) + "\n"
 
 
-def matrix(work: pathlib.Path, steps: bool = False) -> str:
+def matrix(steps: bool = False) -> str:
     """{unpruned, half by four methods} x four encodings, exact routing."""
-    out = header(work, DOMAINS, steps, True)
+    out = header(DOMAINS, True)
     for method in ("none", *METHODS):
         prune = "" if method == "none" else f'keep = 0.5\nmethod = "{method}"'
         for name, types in TYPES.items():
@@ -69,14 +97,14 @@ def matrix(work: pathlib.Path, steps: bool = False) -> str:
     return out
 
 
-def matrix_moce(work: pathlib.Path) -> str:
-    """The same with cache-aware routing, bonus 0.85, a quarter of the experts in memory; shorter text."""
-    return matrix(work, True)
+def matrix_moce() -> str:
+    """The same with cache-aware routing, bonus 0.85, a quarter of the experts in memory."""
+    return matrix(True)
 
 
-def ranking(work: pathlib.Path) -> str:
+def ranking() -> str:
     """Half of the experts by each method, nine random draws: what the ranking is worth."""
-    out = header(work, DOMAINS)
+    out = header(DOMAINS)
     for method in ("reap", "reap-sum", "ean", "frequency", "mass"):
         out += arm(method, f'keep = 0.5\nmethod = "{method}"')
     for seed in range(1, 10):
@@ -84,9 +112,9 @@ def ranking(work: pathlib.Path) -> str:
     return out
 
 
-def price(work: pathlib.Path) -> str:
+def price() -> str:
     """What each step costs: half of the experts by REAP sum, then few bits, against the source and against the half."""
-    out = header(work, DOMAINS, True)
+    out = header(DOMAINS)
     for name, types in TYPES.items():
         base = "" if name == "shipped" else 'base = "half-shipped"'
         out += arm(f"half-{name}", 'keep = 0.5\nmethod = "reap-sum"', types, base, "bonus = [0, 0.85]")
@@ -94,15 +122,15 @@ def price(work: pathlib.Path) -> str:
 
 
 def specialised(domain: str):
-    def recipe(work: pathlib.Path) -> str:
+    def recipe() -> str:
         """Half of the experts, chosen on one domain alone."""
-        return header(work, (domain,)) + arm(f"reap-on-{domain}", "keep = 0.5")
+        return header((domain,)) + arm(f"reap-on-{domain}", "keep = 0.5")
     return recipe
 
 
-def double(work: pathlib.Path) -> str:
+def double() -> str:
     """Quantising what was quantised before; a mix that protects the down projections."""
-    out = header(work, DOMAINS)
+    out = header(DOMAINS)
     q2 = 'experts = "Q2_0"'
     out += arm("f16", 'experts = "F16"')
     out += arm("once", 'from = "f16"', q2)
@@ -114,13 +142,13 @@ def double(work: pathlib.Path) -> str:
     return out
 
 
-def double_iq3(work: pathlib.Path) -> str:
+def double_iq3() -> str:
     """Through IQ3_S (gate, up) and IQ4_NL (down), written by llama.cpp: a file of ours in between has neither."""
-    out = header(work, DOMAINS)
+    out = header(DOMAINS)
     q2 = 'experts = "Q2_0"'
-    out += arm("once", f'model = "{work / "f16.gguf"}"', q2)
-    out += arm("iq3_s-iq4_nl", f'model = "{work / "iq3.gguf"}"')
-    out += arm("via-iq3_s-iq4_nl", f'model = "{work / "iq3.gguf"}"', q2)
+    out += arm("once", 'model = "f16.gguf"', q2)
+    out += arm("iq3_s-iq4_nl", 'model = "iq3.gguf"')
+    out += arm("via-iq3_s-iq4_nl", 'model = "iq3.gguf"', q2)
     return out
 
 
@@ -135,9 +163,9 @@ def make_iq3(work: pathlib.Path, penstock: pathlib.Path, llama_quantize: pathlib
     subprocess.run([llama_quantize, "--allow-requantize", *rules, f16, iq3, "Q8_0"], check=True)
 
 
-def routing(work: pathlib.Path) -> str:
+def routing() -> str:
     """The curve of cache-aware routing, each point with its own cache, closed loop; lambda 0 is exact."""
-    return header(work, DOMAINS, True, True) + arm(
+    return header(DOMAINS, True) + arm(
         "none", "bonus = [0.25, 0.5, 0.85, 1.5]", "lambda = [0, 0.05, 0.09, 0.15, 0.3]")
 
 
@@ -156,22 +184,23 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     work = args.work.resolve()
+    penstock = args.penstock.resolve()
     split(work, args.tasks)
+    chat_text(work, penstock)
     for name in args.questions or QUESTIONS:
         if name == "double-iq3":
             if not args.llama_quantize:
                 print("double-iq3 needs --llama-quantize: left out")
                 continue
-            make_iq3(work, args.penstock, args.llama_quantize)
+            make_iq3(work, penstock, args.llama_quantize)
         recipe = work / f"{name}.toml"
-        recipe.write_text(QUESTIONS[name](work))
-        subprocess.run([args.penstock, "recipe", recipe, "--work", work / name], check=True)
-        result = json.loads((work / name / "result.json").read_text())
-        result["question"] = " ".join((QUESTIONS[name].__doc__ or name).split())
-        result["recipe"] = recipe.read_text().replace(str(work), "WORK").replace(str(ROOT) + "/", "")
-        out = ROOT / "bench/results" / f"quality-{name}.json"
-        out.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"wrote {out.relative_to(ROOT)}")
+        recipe.write_text(f"# {name}: {' '.join((QUESTIONS[name].__doc__ or name).split())}\n" + QUESTIONS[name]())
+        records = work / f"records-{name}"
+        shutil.rmtree(records, ignore_errors=True)
+        subprocess.run(["penstock", "recipe", recipe.name, "--work", name, "--record", records.name],
+                       executable=penstock, cwd=work, check=True)
+        shutil.copytree(records, ROOT / "bench/results/quality", dirs_exist_ok=True)
+        print(f"{name}: {next(records.glob('*.json')).stem}")
 
 
 if __name__ == "__main__":

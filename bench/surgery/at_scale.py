@@ -6,9 +6,9 @@
 
 Calibrates, prunes to half of the experts, requantises them to Q2_0 and packs, each step in a group of
 its own with a hard limit (v1 or v2; needs the rights of root), the page cache dropped before. Then
-`prune`, `requantise` and `pack` once more, killed (SIGKILL) after half of the time that they took and
-started again: the results must be the same bytes. DIR gets the results, about 1.5 times the
-model's size; they are removed as soon as they are not needed.
+each once more, killed (SIGKILL) after half of the time that it took (`calibrate`, which keeps what it has
+between groups of windows, after three quarters) and started again: the results must be the same bytes.
+DIR gets the results, about 1.5 times the model's size; they are removed as soon as they are not needed.
 
 Peak: the largest sum of anonymous memory of the process, sampled every 50 ms, and the group's own
 largest usage, which has the page cache in it and therefore comes close to any limit.
@@ -137,9 +137,10 @@ def main():
         "requantise": ["requantise", "pruned.gguf", "--experts", "Q2_0", "-o", "small.gguf"],
         "pack": ["pack", "small.gguf", "-o", "small.xpk"],
     }  # fmt: skip
-    outputs = {"prune": "pruned.gguf", "requantise": "small.gguf", "pack": "small.xpk"}
+    outputs = {"calibrate": "stats.gguf", "prune": "pruned.gguf", "requantise": "small.gguf", "pack": "small.xpk"}
     report = {
         "what": "surgery on a large model in a memory cgroup, cold page cache",
+        "program": subprocess.run([args.penstock, "--version"], capture_output=True, text=True).stdout.split("\n")[0],
         "limit_bytes": int(args.limit * GIB),
         "model_bytes": args.model.stat().st_size,
         "steps": {},
@@ -148,7 +149,7 @@ def main():
         entry = run(args, command)
         if name in outputs:
             entry["bytes_written"] = (work / outputs[name]).stat().st_size
-            whole = run(args, [*command[:-1], "again"], kill_after=entry["seconds"] / 2)
+            whole = run(args, [*command[:-1], "again"], kill_after=entry["seconds"] * (0.75 if name == "calibrate" else 0.5))
             rest = run(args, [*command[:-1], "again"])
             entry["killed"] = {
                 "killed_after_seconds": whole["seconds"],

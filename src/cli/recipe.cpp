@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/run_record.h"
 #include "cli/version.h"
 #include "gguf/model.h"
 
@@ -35,7 +36,7 @@ using measure::RecipeStep;
 using Json = nlohmann::ordered_json;
 
 struct Flags {
-  std::string file, folder;
+  std::string file, folder, record;
   bool dry_run = false, json = false, any_build = false;
 };
 
@@ -142,6 +143,17 @@ class Kitchen {
       programs_[build] = stamp["program"];
       if (step.json) results_[step.name] = read_result(step);
     }
+  }
+
+  // Every command, how long it took and which build ran it.
+  Json commands() const {
+    Json out = Json::array();
+    for (const RecipeStep& step : steps_) {
+      Json stamp = read_stamp(step);
+      stamp.erase("key");
+      out.push_back(std::move(stamp));
+    }
+    return out;
   }
 
   // Everything that was measured, and the builds of the program that did.
@@ -267,8 +279,9 @@ class Kitchen {
   std::map<std::string, nlohmann::json> results_;
 };
 
-int run_recipe(const Flags& flags) {
+int run_recipe(const Flags& flags, RunRecord& record) {
   const Recipe recipe = measure::read_recipe(flags.file);
+  const std::string text = read_text_file(flags.file);
   std::string folder = flags.folder;
   if (folder.empty()) folder = fs::path(flags.file).replace_extension(".work").string();
   Kitchen kitchen(recipe, folder, flags.any_build);
@@ -280,7 +293,7 @@ int run_recipe(const Flags& flags) {
   kitchen.run();
   Json result = {{"schema", "penstock-recipe-result-1"},
                  {"program", version_number()},
-                 {"recipe_sha256", hex(sha256(read_text_file(flags.file)))}};
+                 {"recipe_sha256", hex(sha256(text))}};
   result.update(kitchen.result());
   if (result["programs"].size() > 1) {
     log::warn("{} builds of the program made this: result.json names them",
@@ -289,6 +302,7 @@ int run_recipe(const Flags& flags) {
   write_json(folder + "/result.json", result);
   fmt::print("{}", flags.json ? result.dump(1) + "\n" : measure::recipe_table(result));
   log::info("all of it: {}/result.json", folder);
+  record.cooked(recipe.model, text, kitchen.commands(), std::move(result));
   return 0;
 }
 
@@ -304,11 +318,19 @@ void add_recipe(CLI::App& app, Action* action) {
       "--dry-run prints them. What is done is not done again; an interrupted recipe goes on.");
   command->add_option("recipe", flags->file, "the recipe")->required();
   command->add_option("--work", flags->folder, "folder for what it makes; default RECIPE.work");
-  command->add_flag("--dry-run", flags->dry_run, "print the commands, run none");
+  CLI::Option* dry = command->add_flag("--dry-run", flags->dry_run, "print the commands, run none");
   command->add_flag("--json", flags->json, "the result as JSON");
-  command->add_flag("--any-build", flags->any_build,
-                    "what another build of the program has made is not made again");
-  command->callback([flags, action] { *action = [flags] { return run_recipe(*flags); }; });
+  command
+      ->add_option("--record", flags->record,
+                   "writes a run record with the commands and the result into this folder")
+      ->excludes(command->add_flag("--any-build", flags->any_build,
+                                   "what another build of the program has made is not made again"))
+      ->excludes(dry);
+  command->callback([flags, action] {
+    *action = [flags] {
+      return recorded(flags->record, [&](RunRecord& record) { return run_recipe(*flags, record); });
+    };
+  });
 }
 
 }  // namespace penstock::cli

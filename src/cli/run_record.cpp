@@ -175,6 +175,21 @@ void RunRecord::evaluated(const engine::Runtime& runtime, nlohmann::ordered_json
   recorder_->set("evaluation", Json(std::move(result)));
 }
 
+void RunRecord::cooked(const std::string& source, const std::string& text,
+                       nlohmann::ordered_json steps, nlohmann::ordered_json result) {
+  if (!recorder_) return;
+  const gguf::Model model = gguf::Model::open(source, {.allow_missing_experts = true});
+  recorder_->set_machine(source);
+  recorder_->set("inputs", {{"model",
+                             {{"path", source},
+                              {"model_id", hex(model.model_id())},
+                              {"header_id", hex(model.header_id())}}}});
+  result.erase("schema");
+  result["file"] = recorder_->archive(text);
+  result["steps"] = std::move(steps);
+  recorder_->set("recipe", Json(std::move(result)));
+}
+
 void RunRecord::finish(const std::string& state, int exit_code, const std::string& error) {
   if (!recorder_ || recorder_->finished()) return;
   const std::string path = recorder_->finish(state, exit_code, error);

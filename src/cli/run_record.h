@@ -44,6 +44,9 @@ class RunRecord {
   void measured(engine::Session& session);
   // The same of an evaluation, which has no session, and what it found.
   void evaluated(const engine::Runtime& runtime, nlohmann::ordered_json result);
+  // Of a recipe for the model at `source`: its file's text, the commands, what came out.
+  void cooked(const std::string& source, const std::string& text, nlohmann::ordered_json steps,
+              nlohmann::ordered_json result);
   void finish(const std::string& state, int exit_code, const std::string& error = {});
 
  private:

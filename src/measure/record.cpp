@@ -100,6 +100,10 @@ void RunRecorder::memory(const std::string& at) {
   record_["memory"].push_back(std::move(sample));
 }
 
+std::string RunRecorder::archive(const std::string& text) {
+  return archive_bytes(folder_, text);
+}
+
 void RunRecorder::end_memory() {
   if (end_sampled_) return;
   end_sampled_ = true;

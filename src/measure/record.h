@@ -37,6 +37,8 @@ class RunRecorder {
   RunRecorder& operator=(const RunRecorder&) = delete;
 
   void set(const std::string& name, nlohmann::json value) { record_[name] = std::move(value); }
+  // Keeps text that belongs to the record in files/; returns its hash. Throws Error(Io).
+  std::string archive(const std::string& text);
   // The disk that matters is that of this file; known once a model is named.
   void set_machine(const std::string& path) { record_["machine"] = machine_json(path); }
   void memory(const std::string& at);  // a sample, named by when it was taken

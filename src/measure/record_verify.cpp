@@ -174,6 +174,7 @@ std::vector<std::pair<std::string, std::string>> files_of(const Json& record) {
     }
   }
   add("/inputs/prompt/file", "prompt");
+  add("/recipe/file", "recipe");
   add("/output/stdout/sha256", "stdout");
   add("/output/stderr/sha256", "stderr");
   const Json* archived = resolve_pointer(record, "/producer/diff_archived");
@@ -206,6 +207,13 @@ std::vector<std::string> identity_problems(const Json& record) {
   problems.expect(!record.at("producer").at("dirty").get<bool>() ||
                       record.at("producer").at("diff_archived").get<bool>(),
                   "built from changed sources whose difference is not archived");
+  if (const Json* programs = resolve_pointer(record, "/recipe/programs")) {
+    for (const Json& program : *programs) {
+      problems.expect(program.at("executable_sha256") == record["producer"]["executable_sha256"],
+                      "a step of the recipe was run by another build: {}",
+                      program.at("program").dump());
+    }
+  }
   return problems.take();
 }
 

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "e2e/program.h"
 #include "gguf/model.h"
+#include "measure/record_verify.h"
 
 namespace penstock::testing {
 namespace {
@@ -279,7 +280,24 @@ TEST_F(Quality, RecipesRunOnceAndGoOn) {
   expect_words(remade.err, {"step 1 of 4", "step 2 of 4", "step 3 of 4", "step 4 of 4"});
   ASSERT_EQ(programs().size(), 1u);
   EXPECT_NE(programs()[0]["executable_sha256"], others["executable_sha256"]);
+  // A record of it, with everything that a figure comes from.
+  const Outcome kept = run({"recipe", recipe, "--record", path("records")});
   unsetenv("XDG_DATA_HOME");
+  ASSERT_EQ(kept.code, 0) << kept.err;
+  const nlohmann::json record = only_record(path("records"));
+  const auto result = nlohmann::json::parse(read_all(path("r.work/result.json")));
+  EXPECT_EQ(record["recipe"]["rows"], result["rows"]);
+  EXPECT_EQ(record["recipe"]["steps"].size(), 4u);
+  EXPECT_EQ(record["recipe"]["steps"][3]["command"][1], "kld");
+  EXPECT_EQ(read_all(path("records/files/" + record["recipe"]["file"].get<std::string>())),
+            read_all(recipe));
+  const Outcome sound = run({"record", "verify", path("records")});
+  EXPECT_EQ(sound.code, 0) << sound.out << sound.err;
+  nlohmann::json forged = record;
+  forged["recipe"]["programs"][0]["executable_sha256"] = std::string(64, '0');
+  EXPECT_FALSE(measure::identity_problems(forged).empty());
+  EXPECT_TRUE(measure::identity_problems(record).empty());
+  EXPECT_EQ(run({"recipe", recipe, "--record", path("records"), "--any-build"}).code, 2);
 }
 
 // A model that is pruned twice, and one in several files.
