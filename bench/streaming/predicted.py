@@ -3,9 +3,10 @@
 
     predicted.py MODEL.gguf... --penstock build/release/penstock [--json OUT]
 
-Per model: one calibration (`plan --calibrate-machine`, a machine file of its own), then for each share of the experts
---runs runs without read-ahead, which the prediction does not know, and a prediction at the hit rate that the run
-printed. Needs an idle machine. The page cache is dropped before each run where that is allowed.
+Per model and share of the experts: a calibration (`plan --calibrate-machine`, a machine file of its own), --runs runs
+without read-ahead, which the prediction does not know, and a prediction at the hit rate that the runs printed. A
+shared machine drifts, so a calibration is never older than the runs of one setting. Needs an idle machine. The page
+cache is dropped before each run where that is allowed.
 """
 from __future__ import annotations
 
@@ -54,9 +55,9 @@ def main() -> None:
         ids.write_text(" ".join(str(draw.randint(300, args.most_id)) for _ in range(args.prompt)))
         for model in args.models:
             common = ["--pack", "none", "--profile", "none", "--read-ahead", "off"]
-            facts = call(args.penstock, "plan", model, *common, "--calibrate-machine", "--machine-file", machine, "--json")
-            experts = facts["memory"]["experts"]
             for share in args.shares:
+                facts = call(args.penstock, "plan", model, *common, "--calibrate-machine", "--machine-file", machine, "--json")
+                experts = facts["memory"]["experts"]
                 slots = max(facts["memory"]["hard_floor"], round(share * experts))
                 speeds, hits = [], []
                 for _ in range(args.runs):
@@ -80,7 +81,9 @@ def main() -> None:
     errors = [abs(row["error_percent"]) for row in rows]
     print(f"{len(rows)} settings: median error {statistics.median(errors):.1f} %, worst {max(errors):.1f} %")
     if args.json:
-        args.json.write_text(json.dumps({"prompt": args.prompt, "decode": args.decode, "runs": rows}, indent=1) + "\n")
+        version = subprocess.run([args.penstock, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
+        args.json.write_text(json.dumps({"program": version, "prompt": args.prompt, "decode": args.decode, "runs": rows}, indent=1)
+                             + "\n")
 
 
 if __name__ == "__main__":

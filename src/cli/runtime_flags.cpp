@@ -89,6 +89,11 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"lfu", "lru", "profile", "cycle"}))
       ->capture_default_str()
       ->group("Streaming");
+  app.add_option("--half-life", half_life_,
+                 "lfu, profile: decoded tokens after which all use counts are halved")
+      ->check(CLI::Range(1, 1000000000))
+      ->capture_default_str()
+      ->group("Streaming");
   app.add_option("--read-ahead", read_ahead_,
                  "read experts of the next layers before their routers have spoken: auto (while it "
                  "helps), on, off, probe (predict and compare only)")
@@ -228,6 +233,7 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   if (arena_slots_ > 0) options.arena_slots = static_cast<uint64_t>(arena_slots_);
   options.stream.io = experts::parse_io_mode(io_);
   options.stream.evict = experts::parse_evict(evict_);
+  options.stream.half_life = half_life_;
   options.stream.read_ahead = experts::parse_read_ahead(read_ahead_);
   options.stream.predictor = experts::parse_predictor(predictor_);
   options.watchdog_ms = watchdog_ms_;

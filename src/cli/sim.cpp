@@ -28,7 +28,7 @@ struct Flags {
   std::vector<std::string> traces;
   std::vector<std::string> policies, slots = {"run"}, read_ahead = {"off"}, moce = {"off"};
   std::vector<double> hot_caps = {100 * experts::kDefaultHotShare};
-  std::vector<int> half_lives = {32}, widths = {0}, reads = {0};
+  std::vector<int> half_lives = {experts::kDefaultHalfLife}, widths = {0}, reads = {0};
   int sizes = 20, distance = 1, threads = 0, protect = 3;
   bool warm = false;
   std::string profile, model, machine_file, json, svg, residency = "epoch";

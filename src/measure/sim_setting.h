@@ -38,7 +38,7 @@ struct SimSetting {
   bool warm = false;     // the arena starts with what the profile counts most
   SimAhead ahead = {};
   experts::MoceOptions moce = {};
-  int half_life = 32;
+  int half_life = experts::kDefaultHalfLife;
 
   // Whether it selects the trace's experts and reads nothing ahead.
   bool bounded() const noexcept { return !ahead.on && !moce.on(); }
