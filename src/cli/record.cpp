@@ -22,10 +22,20 @@ struct Flags {
   bool json = false, with_files = false;
 };
 
+std::vector<std::string> all_files(const Flags& flags) {
+  std::vector<std::string> all;
+  for (const std::string& path : flags.files) {
+    const std::vector<std::string> found = measure::record_files(path);
+    if (found.empty()) fail(ErrorKind::Usage, "{}: no records in this folder", path);
+    all.insert(all.end(), found.begin(), found.end());
+  }
+  return all;
+}
+
 int run_verify(const Flags& flags) {
   bool sound = true;
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
-  for (const std::string& path : flags.files) {
+  for (const std::string& path : all_files(flags)) {
     const measure::RecordCheck check = measure::verify_record(path);
     sound = sound && check.sound();
     if (flags.json) {
@@ -46,7 +56,7 @@ int run_trim(const Flags& flags) {
   std::error_code error;
   fs::create_directories(flags.folder, error);
   if (error) fail(ErrorKind::Io, "{}: {}", flags.folder, error.message());
-  for (const std::string& path : flags.files) {
+  for (const std::string& path : all_files(flags)) {
     const measure::RecordCheck check = measure::verify_record(path);
     if (!check.sound()) fail(ErrorKind::Format, "{}: {}", path, check.problems.front());
     const auto record = nlohmann::json::parse(read_text_file(path));
@@ -75,12 +85,12 @@ void add_record(CLI::App& app, Action* action) {
   command->require_subcommand(0, 1);
   CLI::App* verify = command->add_subcommand(
       "verify", "Schema, hash, the files beside it, and the identities of every counter.");
-  verify->add_option("file", flags->files, "records")->required();
+  verify->add_option("file", flags->files, "records, or folders of them")->required();
   verify->add_flag("--json", flags->json, "the findings as JSON");
   verify->callback([flags, action] { *action = [flags] { return run_verify(*flags); }; });
   CLI::App* trim = command->add_subcommand(
       "trim", "Copies of records without long members, under the same names.");
-  trim->add_option("file", flags->files, "records")->required();
+  trim->add_option("file", flags->files, "records, or folders of them")->required();
   trim->add_option("--drop", flags->drop, "members to cut out")->delimiter(',')->required();
   trim->add_option("-o,--out", flags->folder, "folder of the copies")->required();
   trim->add_flag("--files", flags->with_files, "copies the files that belong to them too");

@@ -109,19 +109,24 @@ bool Archived::is_record() const noexcept {
   return schema == kRecordSchema || schema == kPeerSchema;
 }
 
+std::vector<std::string> record_files(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return {path};
+  std::vector<std::string> found;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.is_regular_file() && name.ends_with(".json") && !name.ends_with(".unfinished.json")) {
+      found.push_back(entry.path().string());
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 void Archive::add(const std::string& path) {
   std::error_code error;
   if (fs::is_directory(path, error)) {
-    std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(path)) {
-      const std::string name = entry.path().filename().string();
-      if (entry.is_regular_file() && name.ends_with(".json") &&
-          !name.ends_with(".unfinished.json")) {
-        found.push_back(entry.path().string());
-      }
-    }
-    std::sort(found.begin(), found.end());
-    for (const std::string& file : found) add(file);
+    for (const std::string& file : record_files(path)) add(file);
     return;
   }
   if (!fs::exists(path, error)) fail(ErrorKind::Io, "{}: no such file or folder", path);

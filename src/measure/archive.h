@@ -25,6 +25,10 @@ std::string record_id(const nlohmann::json& record);
 // producer, inputs, outcome).
 nlohmann::json trim_record(const nlohmann::json& record, const std::vector<std::string>& members);
 
+// The file itself; of a folder every *.json of what is finished, without its folders, in order of
+// their names.
+std::vector<std::string> record_files(const std::string& path);
+
 // Writes FOLDER/<id>.json, canonical; returns its path. Throws Error(Io).
 std::string write_record(const std::string& folder, const nlohmann::json& record);
 

@@ -66,6 +66,14 @@ bool is_fixed(const std::string& pointer) {
          pointer.ends_with("_tokens") || under("/values/slots");
 }
 
+// What is a function of model, text and settings: another evaluation gives the same bits. Its speed
+// is none.
+bool is_evaluated(const std::string& pointer) {
+  return (pointer.starts_with("/evaluation/") || pointer.starts_with("/recipe/")) &&
+         pointer.find("/speed") == std::string::npos &&
+         pointer.find("/seconds") == std::string::npos;
+}
+
 // A hit rate means nothing where it is unknown whether routing preferred what was in memory.
 bool is_hit_rate(const std::string& pointer) {
   for (const char* part : {"arena_share", "read_ahead_share", "misses_per_token", "hit_rate",
@@ -240,7 +248,7 @@ void ClaimWork::sample(const Archived& entry, const ClaimSource& source, ClaimAr
   bool fixed = !formula->pointers().empty();
   for (const std::string& pointer : formula->pointers()) {
     arm->pointers.push_back(source.each + pointer);
-    fixed = fixed && is_fixed(pointer);
+    fixed = fixed && (is_fixed(pointer) || is_evaluated(source.each + pointer));
     const Json* argv = entry.is_record() ? resolve_pointer(entry.value, "/argv") : nullptr;
     if (argv != nullptr && argv->is_null() && is_hit_rate(pointer)) {
       add(Verdict::UnidentifiedBuild, "R5",

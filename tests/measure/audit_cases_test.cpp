@@ -1,5 +1,6 @@
 // The cases T1 to T31 of spec/streaming.md §J.5: each is what somebody published once, made
 // generic. Beside what must be found stands what must pass, so that no case passes by refusing all.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "audit_support.h"
@@ -500,6 +501,22 @@ TEST_F(AuditCases, T27ASpeedWithoutTheQualityOfWhatWasTimed) {
                            three(peer()) + "\n"),
                   "c"),
             Set{"QUALITY MISSING R11"});
+}
+
+// An evaluation is repeated to the bit, so one is enough; what it was timed at is not.
+TEST_F(AuditCases, OneEvaluationIsEnough) {
+  Json run = own();
+  run["evaluation"] = {{"kind", "perplexity"}, {"ppl", 4.25}, {"seconds", 9.5}};
+  const std::string records = "records = [\"" + add(run) + "\"]\n";
+  const auto claim = [&](const char* value, const char* unit, const char* member) {
+    return fmt::format(
+        "[[claim]]\nid = \"c\"\ntext = \"{0} {1}\"\nvalue = \"{0}\"\nunit = \"{1}\"\n"
+        "formula = \"{{/evaluation/{2}}}\"\n",
+        value, unit, member);
+  };
+  EXPECT_EQ(found(audit_of(claim("4.25", "perplexity", "ppl") + records), "c"), Set{});
+  EXPECT_EQ(found(audit_of(claim("4.26", "perplexity", "ppl") + records), "c"), Set{"MISMATCH R1"});
+  EXPECT_EQ(found(audit_of(claim("9.5", "s", "seconds") + records), "c"), Set{"UNDER-SAMPLED R8"});
 }
 
 TEST_F(AuditCases, T28RunsOfACampaignThatAreLeftOut) {
