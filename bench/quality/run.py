@@ -33,6 +33,8 @@ def split(work: pathlib.Path, n_tasks: int) -> None:
         half = text.index("\n", len(text) // 2) + 1
         (work / f"calibration-{domain}.txt").write_text(text[:half])
         (work / f"test-{domain}.txt").write_text(text[half:])
+        # Token by token takes long: half of the test text, enough for a perplexity of its own.
+        (work / f"short-{domain}.txt").write_text(text[half:(half + len(text)) // 2])
     lines = (ROOT / "models/eval/tasks.jsonl").read_text().splitlines()
     asked = lines[:: len(lines) // n_tasks][:n_tasks]
     (work / "tasks.jsonl").write_text("\n".join(asked) + "\n")
@@ -40,15 +42,18 @@ def split(work: pathlib.Path, n_tasks: int) -> None:
     (work / "prompt.txt").write_text((work / "test-manual.txt").read_text()[:400])
 
 
-def chat_text(work: pathlib.Path, penstock: pathlib.Path, n_conversations: int = 150) -> None:
-    """test-chat.ids: conversations as the unpruned model has them, questions that are not among the tasks, its
-    template around them and its own answers. Each has a seed of its own, so the text can be made again."""
-    if (work / "test-chat.ids").exists():
+CONVERSATIONS = {"test": 150, "calibration": 100}
+
+
+def chat_text(work: pathlib.Path, penstock: pathlib.Path) -> None:
+    """test-chat.ids and calibration-chat.ids: conversations as the unpruned model has them, questions that are not among
+    the tasks, its template around them and its own answers. Each has a seed of its own, so the text can be made again."""
+    if (work / "calibration-chat.ids").exists():
         return
-    ids: list[int] = []
+    texts: list[list[int]] = []
     tasks = (json.loads(line) for line in (work / "chat.jsonl").read_text().splitlines())
     plain = [t["messages"] for t in tasks if "tools" not in t and t["messages"][-1]["role"] == "user"]
-    for seed, messages in enumerate(plain[:n_conversations]):
+    for seed, messages in enumerate(plain[:sum(CONVERSATIONS.values())]):
         system = [m["content"] for m in messages if m["role"] == "system"]
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run([penstock, "-q", "run", "-m", ROOT / MODEL, "--chat", "-p", messages[-1]["content"],
@@ -58,21 +63,26 @@ def chat_text(work: pathlib.Path, penstock: pathlib.Path, n_conversations: int =
             record = json.loads(next(pathlib.Path(folder).glob("*.json")).read_text())
             turn = record["turns"][0]
             prompt = pathlib.Path(folder) / "files" / turn["prompt"]["file"]
-            ids += [int(word) for word in prompt.read_text().split()] + turn["tokens"]
-    (work / "test-chat.ids").write_text(" ".join(map(str, ids)) + "\n")
+            texts.append([int(word) for word in prompt.read_text().split()] + turn["tokens"])
+    n_test = CONVERSATIONS["test"]
+    for name, part in (("test", texts[:n_test]), ("short", texts[:n_test // 2]), ("calibration", texts[n_test:])):
+        (work / f"{name}-chat.ids").write_text(" ".join(str(token) for text in part for token in text) + "\n")
 
 
-def header(calibration: tuple[str, ...], speed: bool = False) -> str:
-    test = [f"test-{domain}.txt" for domain in DOMAINS] + ["test-chat.ids"]
+def files(part: str, domains: tuple[str, ...]) -> str:
+    return json.dumps([f"{part}-{domain}.{'ids' if domain == 'chat' else 'txt'}" for domain in domains])
+
+
+def header(calibration: tuple[str, ...], short: bool = False, speed: bool = False, chat: bool = False) -> str:
     out = f"""[source]
 model = "{MODEL}"
 
 [calibrate]
-text = {json.dumps([f"calibration-{domain}.txt" for domain in calibration])}
+text = {files("calibration", calibration)}
 window = 256
 
 [evaluate]
-text = {json.dumps(test)}
+text = {files("short" if short else "test", (*DOMAINS, "chat") if chat else DOMAINS)}
 window = 256
 tasks = "tasks.jsonl"
 max_tokens = 64
@@ -89,7 +99,7 @@ def arm(name: str, *lines: str) -> str:
 
 def matrix(steps: bool = False) -> str:
     """{unpruned, half by four methods} x four encodings, exact routing."""
-    out = header(DOMAINS, True)
+    out = header(DOMAINS, steps, True, True)
     for method in ("none", *METHODS):
         prune = "" if method == "none" else f'keep = 0.5\nmethod = "{method}"'
         for name, types in TYPES.items():
@@ -98,7 +108,7 @@ def matrix(steps: bool = False) -> str:
 
 
 def matrix_moce() -> str:
-    """The same with cache-aware routing, bonus 0.85, a quarter of the experts in memory."""
+    """The same with cache-aware routing, bonus 0.85, a quarter of the experts in memory; half of the text."""
     return matrix(True)
 
 
@@ -114,7 +124,7 @@ def ranking() -> str:
 
 def price() -> str:
     """What each step costs: half of the experts by REAP sum, then few bits, against the source and against the half."""
-    out = header(DOMAINS)
+    out = header(DOMAINS, True)
     for name, types in TYPES.items():
         base = "" if name == "shipped" else 'base = "half-shipped"'
         out += arm(f"half-{name}", 'keep = 0.5\nmethod = "reap-sum"', types, base, "bonus = [0, 0.85]")
@@ -126,6 +136,14 @@ def specialised(domain: str):
         """Half of the experts, chosen on one domain alone."""
         return header((domain,)) + arm(f"reap-on-{domain}", "keep = 0.5")
     return recipe
+
+
+def chat() -> str:
+    """Half of the experts, chosen with conversations among the calibration text."""
+    out = header((*DOMAINS, "chat"), chat=True)
+    for method in METHODS[:3]:
+        out += arm(f"{method}-with-chat", f'keep = 0.5\nmethod = "{method}"')
+    return out
 
 
 def double() -> str:
@@ -165,12 +183,12 @@ def make_iq3(work: pathlib.Path, penstock: pathlib.Path, llama_quantize: pathlib
 
 def routing() -> str:
     """The curve of cache-aware routing, each point with its own cache, closed loop; lambda 0 is exact."""
-    return header(DOMAINS, True) + arm(
+    return header(DOMAINS, True, True) + arm(
         "none", "bonus = [0.25, 0.5, 0.85, 1.5]", "lambda = [0, 0.05, 0.09, 0.15, 0.3]")
 
 
 QUESTIONS = {"matrix": matrix, "matrix-moce": matrix_moce, "ranking": ranking, "double": double,
-             "double-iq3": double_iq3, "routing": routing, "price": price,
+             "double-iq3": double_iq3, "routing": routing, "price": price, "chat": chat,
              **{f"only-{domain}": specialised(domain) for domain in DOMAINS}}
 
 
