@@ -4,7 +4,7 @@ and what they gain.
 
     bench/quality/against_speed.py --work DIR [--penstock build/release/penstock]
 
-DIR is one that bench/quality/run.py has used: its texts and tasks are taken. Every configuration is judged (`eval kld`,
+DIR is one that bench/quality/run.py has used for its question `chat`: the texts and tasks are taken. Every configuration is judged (`eval kld`,
 `eval tasks`, with records; cache-aware routing step by step with its own cache) and then timed in a campaign. All of it
 goes to bench/results/campaigns/quality-against-speed, from which `penstock report` makes tables and plots.
 """
@@ -16,18 +16,18 @@ import pathlib
 import shutil
 import subprocess
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SAMPLE = "models/sample-qwen4exp-q8_0.gguf"
+from run import DOMAINS, MODEL, ROOT, files
+
 NAME = "quality-against-speed"
-TEXTS = ["short-manual.txt", "short-python.txt", "short-scripture.txt", "short-chat.ids"]
-CALIBRATION = ["calibration-manual.txt", "calibration-python.txt", "calibration-scripture.txt", "calibration-chat.ids"]
-# A quarter of the experts as shipped; those of two bits take 15 of 64 times as much, so that nearly all of them fit.
+TEXTS = files("short", (*DOMAINS, "chat"))
+CALIBRATION = files("calibration", (*DOMAINS, "chat"))
+# A quarter of the experts as shipped; those of two bits take 9/34 as much each, so that nearly all of them fit.
 SLOTS, SLOTS_Q2 = 128, 480
 ARMS = {
-    "as shipped": (SAMPLE, ["--arena-slots", str(SLOTS)]),
-    "lambda 0.05": (SAMPLE, ["--arena-slots", str(SLOTS), "--moce", "prior", "--moce-lambda", "0.05"]),
-    "lambda 0.15": (SAMPLE, ["--arena-slots", str(SLOTS), "--moce", "prior", "--moce-lambda", "0.15"]),
-    "bonus 0.85": (SAMPLE, ["--arena-slots", str(SLOTS), "--moce", "bonus", "--moce-bonus", "0.85"]),
+    "as shipped": (MODEL, ["--arena-slots", str(SLOTS)]),
+    "lambda 0.05": (MODEL, ["--arena-slots", str(SLOTS), "--moce", "prior", "--moce-lambda", "0.05"]),
+    "lambda 0.15": (MODEL, ["--arena-slots", str(SLOTS), "--moce", "prior", "--moce-lambda", "0.15"]),
+    "bonus 0.85": (MODEL, ["--arena-slots", str(SLOTS), "--moce", "bonus", "--moce-bonus", "0.85"]),
     "half of the experts": ("half.gguf", ["--arena-slots", str(SLOTS)]),
     "Q2_0": ("q2.gguf", ["--arena-slots", str(SLOTS_Q2)]),
 }
@@ -46,14 +46,14 @@ def main() -> None:
         print("penstock", *words, flush=True)
         subprocess.run(["penstock", "-q", *words], executable=penstock, cwd=args.work, check=True, stdout=subprocess.DEVNULL)
 
-    call("calibrate", SAMPLE, "--text", *CALIBRATION, "--window", "256", "-o", "speed.stats")
-    call("prune", SAMPLE, "--stats", "speed.stats", "--keep", "0.5", "--method", "reap-sum", "-o", "half.gguf", "--force")
-    call("requantise", SAMPLE, "--experts", "Q2_0", "-o", "q2.gguf", "--force")
-    call("eval", "perplexity", SAMPLE, "--text", *TEXTS, "--window", "256", "--base-out", "speed.base", "--no-record")
+    call("calibrate", MODEL, "--text", *CALIBRATION, "--window", "256", "-o", "speed.stats")
+    call("prune", MODEL, "--stats", "speed.stats", "--keep", "0.5", "--method", "reap-sum", "-o", "half.gguf", "--force")
+    call("requantise", MODEL, "--experts", "Q2_0", "-o", "q2.gguf", "--force")
+    call("eval", "perplexity", MODEL, "--text", *TEXTS, "--window", "256", "--base-out", "speed.base", "--no-record")
     toml = f"""name = "{NAME}"
 description = "Quality against speed: the sample model in one memory (an arena of {SLOTS} experts as shipped), judged against itself."
 notes = "A model of 32 million parameters: it ranks methods and predicts nothing about large ones. At its speed the disk hardly counts, so bytes per token say more than tokens per second."
-model = "{SAMPLE}"
+model = "{MODEL}"
 repeats = 3
 tokens = 256
 
@@ -72,10 +72,10 @@ file = "prompt.txt"
         toml += f'\n[[arm]]\nname = "{name}"\nmodel = "{model}"\noptions = [{words}]\n'
     (args.work / f"{NAME}.toml").write_text(toml)
     call("bench", f"{NAME}.toml", "-o", NAME)
-    files = sorted(str(path.relative_to(args.work)) for path in records.glob("*.json"))
     out = ROOT / "bench/results/campaigns" / NAME
     shutil.rmtree(out, ignore_errors=True)
-    call("record", "trim", *files, "--drop", "tokens", "--files", "-o", str(out))
+    # What was printed names folders of this machine; everything that was measured stays.
+    call("record", "trim", NAME, "--drop", "tokens,output", "--files", "-o", str(out))
 
 
 if __name__ == "__main__":

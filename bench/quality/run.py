@@ -69,8 +69,8 @@ def chat_text(work: pathlib.Path, penstock: pathlib.Path) -> None:
         (work / f"{name}-chat.ids").write_text(" ".join(str(token) for text in part for token in text) + "\n")
 
 
-def files(part: str, domains: tuple[str, ...]) -> str:
-    return json.dumps([f"{part}-{domain}.{'ids' if domain == 'chat' else 'txt'}" for domain in domains])
+def files(part: str, domains: tuple[str, ...]) -> list[str]:
+    return [f"{part}-{domain}.{'ids' if domain == 'chat' else 'txt'}" for domain in domains]
 
 
 def header(calibration: tuple[str, ...], short: bool = False, speed: bool = False, chat: bool = False) -> str:
@@ -78,18 +78,18 @@ def header(calibration: tuple[str, ...], short: bool = False, speed: bool = Fals
 model = "{MODEL}"
 
 [calibrate]
-text = {files("calibration", calibration)}
+text = {json.dumps(files("calibration", calibration))}
 window = 256
 
 [evaluate]
-text = {files("short" if short else "test", (*DOMAINS, "chat") if chat else DOMAINS)}
+text = {json.dumps(files("short" if short else "test", (*DOMAINS, "chat") if chat else DOMAINS))}
 window = 256
 tasks = "tasks.jsonl"
 max_tokens = 64
 arena = 0.25
 """
     if speed:
-        out += f'\n[speed]\nprompt = "prompt.txt"\ntokens = 128\nruns = 3\n'
+        out += '\n[speed]\nprompt = "prompt.txt"\ntokens = 128\nruns = 3\n'
     return out
 
 
@@ -99,7 +99,7 @@ def arm(name: str, *lines: str) -> str:
 
 def matrix(steps: bool = False) -> str:
     """{unpruned, half by four methods} x four encodings, exact routing."""
-    out = header(DOMAINS, steps, True, True)
+    out = header(DOMAINS, short=steps, speed=True, chat=True)
     for method in ("none", *METHODS):
         prune = "" if method == "none" else f'keep = 0.5\nmethod = "{method}"'
         for name, types in TYPES.items():
@@ -124,7 +124,7 @@ def ranking() -> str:
 
 def price() -> str:
     """What each step costs: half of the experts by REAP sum, then few bits, against the source and against the half."""
-    out = header(DOMAINS, True)
+    out = header(DOMAINS, short=True)
     for name, types in TYPES.items():
         base = "" if name == "shipped" else 'base = "half-shipped"'
         out += arm(f"half-{name}", 'keep = 0.5\nmethod = "reap-sum"', types, base, "bonus = [0, 0.85]")
@@ -183,7 +183,7 @@ def make_iq3(work: pathlib.Path, penstock: pathlib.Path, llama_quantize: pathlib
 
 def routing() -> str:
     """The curve of cache-aware routing, each point with its own cache, closed loop; lambda 0 is exact."""
-    return header(DOMAINS, True, True) + arm(
+    return header(DOMAINS, short=True, speed=True) + arm(
         "none", "bonus = [0.25, 0.5, 0.85, 1.5]", "lambda = [0, 0.05, 0.09, 0.15, 0.3]")
 
 
@@ -204,7 +204,6 @@ def main() -> None:
     work = args.work.resolve()
     penstock = args.penstock.resolve()
     split(work, args.tasks)
-    chat_text(work, penstock)
     for name in args.questions or QUESTIONS:
         if name == "double-iq3":
             if not args.llama_quantize:
@@ -212,7 +211,10 @@ def main() -> None:
                 continue
             make_iq3(work, penstock, args.llama_quantize)
         recipe = work / f"{name}.toml"
-        recipe.write_text(f"# {name}: {' '.join((QUESTIONS[name].__doc__ or name).split())}\n" + QUESTIONS[name]())
+        text = QUESTIONS[name]()
+        if "-chat.ids" in text:
+            chat_text(work, penstock)
+        recipe.write_text(f"# {name}: {' '.join((QUESTIONS[name].__doc__ or name).split())}\n" + text)
         records = work / f"records-{name}"
         shutil.rmtree(records, ignore_errors=True)
         subprocess.run(["penstock", "recipe", recipe.name, "--work", name, "--record", records.name],

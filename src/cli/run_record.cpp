@@ -17,14 +17,17 @@ namespace {
 
 using Json = nlohmann::json;
 
+Json identity_json(const std::string& path, const gguf::Model& model) {
+  return {
+      {"path", path}, {"model_id", hex(model.model_id())}, {"header_id", hex(model.header_id())}};
+}
+
 Json inputs_json(const engine::Runtime& runtime) {
   const gguf::Metadata& metadata = runtime.file().metadata();
   Json out;
-  out["model"] = {{"path", runtime.options().model_path},
-                  {"model_id", hex(runtime.file().model_id())},
-                  {"header_id", hex(runtime.file().header_id())},
-                  {"architecture", runtime.info().architecture},
-                  {"ngram_file", runtime.options().ple_path}};
+  out["model"] = identity_json(runtime.options().model_path, runtime.file());
+  out["model"]["architecture"] = runtime.info().architecture;
+  out["model"]["ngram_file"] = runtime.options().ple_path;
   out["keep_map_id"] = std::string(metadata.get_string("penstock.keep_map_id", ""));
   const Sha256 recipe = experts::quant_recipe_id(metadata);
   out["quant_recipe_id"] = recipe == Sha256{} ? std::string() : hex(recipe);
@@ -180,10 +183,7 @@ void RunRecord::cooked(const std::string& source, const std::string& text,
   if (!recorder_) return;
   const gguf::Model model = gguf::Model::open(source, {.allow_missing_experts = true});
   recorder_->set_machine(source);
-  recorder_->set("inputs", {{"model",
-                             {{"path", source},
-                              {"model_id", hex(model.model_id())},
-                              {"header_id", hex(model.header_id())}}}});
+  recorder_->set("inputs", {{"model", identity_json(source, model)}});
   result.erase("schema");
   result["file"] = recorder_->archive(text);
   result["steps"] = std::move(steps);

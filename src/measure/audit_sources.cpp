@@ -67,11 +67,13 @@ bool is_fixed(const std::string& pointer) {
 }
 
 // What is a function of model, text and settings: another evaluation gives the same bits. Its speed
-// is none.
+// is none, and neither is what the arena gave it, which may depend on what was read in time.
 bool is_evaluated(const std::string& pointer) {
-  return (pointer.starts_with("/evaluation/") || pointer.starts_with("/recipe/")) &&
-         pointer.find("/speed") == std::string::npos &&
-         pointer.find("/seconds") == std::string::npos;
+  if (!pointer.starts_with("/evaluation/") && !pointer.starts_with("/recipe/")) return false;
+  for (const char* timed : {"/speed", "/seconds", "/streaming"}) {
+    if (pointer.find(timed) != std::string::npos) return false;
+  }
+  return true;
 }
 
 // A hit rate means nothing where it is unknown whether routing preferred what was in memory.

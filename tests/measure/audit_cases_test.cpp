@@ -506,7 +506,10 @@ TEST_F(AuditCases, T27ASpeedWithoutTheQualityOfWhatWasTimed) {
 // An evaluation is repeated to the bit, so one is enough; what it was timed at is not.
 TEST_F(AuditCases, OneEvaluationIsEnough) {
   Json run = own();
-  run["evaluation"] = {{"kind", "perplexity"}, {"ppl", 4.25}, {"seconds", 9.5}};
+  run["evaluation"] = {{"kind", "perplexity"},
+                       {"ppl", 4.25},
+                       {"seconds", 9.5},
+                       {"streaming", {{"bytes_per_token", 3e6}}}};
   const std::string records = "records = [\"" + add(run) + "\"]\n";
   const auto claim = [&](const char* value, const char* unit, const char* member) {
     return fmt::format(
@@ -517,6 +520,8 @@ TEST_F(AuditCases, OneEvaluationIsEnough) {
   EXPECT_EQ(found(audit_of(claim("4.25", "perplexity", "ppl") + records), "c"), Set{});
   EXPECT_EQ(found(audit_of(claim("4.26", "perplexity", "ppl") + records), "c"), Set{"MISMATCH R1"});
   EXPECT_EQ(found(audit_of(claim("9.5", "s", "seconds") + records), "c"), Set{"UNDER-SAMPLED R8"});
+  EXPECT_EQ(found(audit_of(claim("3000000", "B", "streaming/bytes_per_token") + records), "c"),
+            Set{"UNDER-SAMPLED R8"});
 }
 
 TEST_F(AuditCases, T28RunsOfACampaignThatAreLeftOut) {
