@@ -90,9 +90,8 @@ void RuntimeFlags::add_to(CLI::App& app) {
       ->capture_default_str()
       ->group("Streaming");
   app.add_option("--half-life", half_life_,
-                 "lfu, profile: decoded tokens after which all use counts are halved")
+                 "decoded tokens after which all use counts are halved (lfu: 8, profile: 32)")
       ->check(CLI::Range(1, 1000000000))
-      ->capture_default_str()
       ->group("Streaming");
   app.add_option("--read-ahead", read_ahead_,
                  "read experts of the next layers before their routers have spoken: auto (while it "
@@ -233,7 +232,7 @@ engine::RuntimeOptions RuntimeFlags::options() const {
   if (arena_slots_ > 0) options.arena_slots = static_cast<uint64_t>(arena_slots_);
   options.stream.io = experts::parse_io_mode(io_);
   options.stream.evict = experts::parse_evict(evict_);
-  options.stream.half_life = half_life_;
+  options.stream.half_life = half_life_.value_or(experts::default_half_life(options.stream.evict));
   options.stream.read_ahead = experts::parse_read_ahead(read_ahead_);
   options.stream.predictor = experts::parse_predictor(predictor_);
   options.watchdog_ms = watchdog_ms_;

@@ -30,7 +30,7 @@ class RuntimeFlags {
   bool require_lock_ = false;
   int watchdog_ms_ = 100;
   std::string swap_limit_;
-  int half_life_ = experts::kDefaultHalfLife;
+  std::optional<int> half_life_;
   double hot_cap_ = 100 * experts::kDefaultHotShare;
   experts::MoceOptions moce_options_;
   int threads_ = 0;

@@ -28,7 +28,7 @@ struct Flags {
   std::vector<std::string> traces;
   std::vector<std::string> policies, slots = {"run"}, read_ahead = {"off"}, moce = {"off"};
   std::vector<double> hot_caps = {100 * experts::kDefaultHotShare};
-  std::vector<int> half_lives = {experts::kDefaultHalfLife}, widths = {0}, reads = {0};
+  std::vector<int> half_lives, widths = {0}, reads = {0};
   int sizes = 20, distance = 1, threads = 0, protect = 3;
   bool warm = false;
   std::string profile, model, machine_file, json, svg, residency = "epoch";
@@ -131,8 +131,11 @@ std::vector<measure::SimSetting> settings_of(const Flags& flags, const measure::
           out.push_back(s);
           continue;
         }
+        std::vector<int> half_lives = flags.half_lives;
+        if (half_lives.empty())
+          half_lives = {experts::default_half_life(measure::evict_of(policy))};
         for (const double hot : flags.hot_caps) {
-          for (const int half_life : flags.half_lives) {
+          for (const int half_life : half_lives) {
             for (const measure::SimAhead& ahead : aheads_of(flags)) {
               for (const std::string& moce : flags.moce) {
                 s.hot_share = hot / 100;
@@ -339,10 +342,11 @@ void add_sim(CLI::App& app, Action* action) {
       ->delimiter(',')
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  command->add_option("--half-life", flags->half_lives, "tokens after which counts are halved")
+  command
+      ->add_option("--half-life", flags->half_lives,
+                   "tokens after which counts are halved (profile: 32, else 8)")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1000000000))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1000000000));
   command->add_option("--profile", flags->profile,
                       "a profile, or self: the trace's own counts (in-sample)");
   command->add_flag("--warm", flags->warm,

@@ -94,9 +94,10 @@ std::string verify_name(uint64_t every);
 // No protection: it cost misses wherever it was tried, the more the larger it was
 // (docs/decisions/012-policies.md).
 inline constexpr double kDefaultHotShare = 0.0;
-// As good as any on text, and near the longest unused where routing has the reuse that published
-// curves show (docs/decisions/012-policies.md).
-inline constexpr int kDefaultHalfLife = 8;
+// Decode tokens after which use counts are halved; why: docs/decisions/012-policies.md.
+constexpr int default_half_life(Evict evict) noexcept {
+  return evict == Evict::Profile ? 32 : 8;
+}
 
 struct StreamOptions {
   IoMode io = IoMode::Auto;
@@ -108,9 +109,9 @@ struct StreamOptions {
   Fill fill = Fill::Warm;               // as far as there is a profile
   double hot_share = kDefaultHotShare;  // of the slots, the most that are protected as hot
   MoceOptions moce = {};
-  int half_life = kDefaultHalfLife;  // decode tokens after which all use counts are halved
-  bool register_buffers = true;      // io_uring: reads into registered arena memory when allowed
-  double huge_seconds = 10.0;        // time limit for faulting the arena in on huge pages; 0: none
+  int half_life = default_half_life(Evict::Lfu);
+  bool register_buffers = true;  // io_uring: reads into registered arena memory when allowed
+  double huge_seconds = 10.0;    // time limit for faulting the arena in on huge pages; 0: none
   PackChoice pack = {};
   uint64_t verify_every = 0;  // see parse_verify()
   bool alias = false;         // every (layer, expert) shares a few slots filled once: for

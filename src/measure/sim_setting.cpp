@@ -60,7 +60,7 @@ experts::Evict evict_of(SimPolicy policy) noexcept {
 
 std::string setting_text(const SimSetting& s) {
   std::string out = policy_name(s.policy);
-  if (s.half_life != experts::kDefaultHalfLife && !is_clairvoyant(s.policy))
+  if (!is_clairvoyant(s.policy) && s.half_life != experts::default_half_life(evict_of(s.policy)))
     out += fmt::format(" half-life {}", s.half_life);
   if (s.hot_share > 0) out += fmt::format(" hot {:g} %", 100 * s.hot_share);
   if (s.warm) out += " warm";

@@ -38,7 +38,7 @@ struct SimSetting {
   bool warm = false;     // the arena starts with what the profile counts most
   SimAhead ahead = {};
   experts::MoceOptions moce = {};
-  int half_life = experts::kDefaultHalfLife;
+  int half_life = experts::default_half_life(experts::Evict::Lfu);
 
   // Whether it selects the trace's experts and reads nothing ahead.
   bool bounded() const noexcept { return !ahead.on && !moce.on(); }

@@ -107,7 +107,7 @@ struct Replayer final : TraceVisitor {
   }
   void step_ended(int rows) override {
     steps += rows;
-    if (steps % kDefaultHalfLife == 0) residency.halve_frequencies();
+    if (steps % default_half_life(Evict::Lfu) == 0) residency.halve_frequencies();
   }
   void turn_ended() override { ++turns; }
   void token(int32_t id) override { tokens.push_back(id); }

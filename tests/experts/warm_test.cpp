@@ -239,9 +239,7 @@ TEST_P(HotSet, SurvivesThreeTurns) {
   options.evict = GetParam();
   options.hot_share = 1.0;
   options.read_ahead = ReadAhead::Off;
-  // The counts that it starts from are worth something for as long as they are kept, and the first
-  // turn is what the others are compared with.
-  if (options.evict == Evict::Profile) options.half_life = 32;
+  options.half_life = default_half_life(options.evict);
   Opened s = open_shallow(geometry, 160, options);
   Stream& stream = *s.stream;
   stream.set_prior(use.shares());
