@@ -484,7 +484,7 @@ Json plan_json(engine::Session& session) {
           {"footprint_before", prompt.before},
           {"footprint_peak", prompt.peak},
           {"footprint_after", prompt.after},
-          {"state_at_most", prompt.state},
+          {"state", prompt.state},
           {"kept", prompt.kept()},
           {"prompts_that_kept", session.prompts_that_kept_scratch()}}}}}};
 }

@@ -65,6 +65,7 @@ void Session::begin_prefill(size_t n_tokens) {
   prompt_memory_ = {};
   if (rows <= models::kMaxStepRows) return;
   prompt_memory_.scratch = runtime_.plan().terms.scratch_prompt;
+  prompt_memory_.state = state_.resident_bytes();
   prompt_memory_.before = footprint().total();
   const int64_t started = now_ns();
   runtime_.model().map_prompt_scratch(rows, state_);
@@ -72,7 +73,7 @@ void Session::begin_prefill(size_t n_tokens) {
 }
 
 // The scratch is at its largest now; then it goes back to the system, which is looked at.
-void Session::end_prefill(size_t n_tokens) {
+void Session::end_prefill() {
   PromptMemory& m = prompt_memory_;
   const uint64_t at_most = peak_footprint();
   if (at_prompt_peak_) at_prompt_peak_();
@@ -80,9 +81,8 @@ void Session::end_prefill(size_t n_tokens) {
   if (m.scratch == 0) return;
   m.peak = at_most;
   m.after = footprint().total();
-  const experts::PlanTerms& terms = runtime_.plan().terms;
-  m.state = terms.state +
-            terms.kv / static_cast<uint64_t>(n_ctx()) * (static_cast<uint64_t>(n_tokens) + 1);
+  const uint64_t state = state_.resident_bytes();
+  m.state = state > m.state ? state - m.state : 0;
   if (!m.kept()) return;
   ++kept_scratch_;
   log::warn("{} of a prompt's scratch of {} were not given back ({} before it, {} after it)",
@@ -126,7 +126,7 @@ bool Session::prefill(std::span<const int32_t> tokens, const KeepGoing& keep_goi
   }
   timings_.prefill_tokens += static_cast<int64_t>(done);
   timings_.prefill_s += seconds_since(started);
-  end_prefill(done);
+  end_prefill();
   return done == tokens.size();
 }
 
@@ -153,7 +153,7 @@ void Session::prefill_all(std::span<const int32_t> tokens, Rows rows) {
     intact_ = true;
     done += n;
   }
-  end_prefill(tokens.size());
+  end_prefill();
 }
 
 void Session::decode(int32_t token) {

@@ -33,7 +33,7 @@ struct Timings {
 struct PromptMemory {
   uint64_t scratch = 0;  // as planned; 0: the prompt needed none
   uint64_t before = 0, peak = 0, after = 0;
-  uint64_t state = 0;  // what the prompt's keys and values may have added meanwhile
+  uint64_t state = 0;  // what the prompt's keys and values added meanwhile
   // What is left of the scratch after its release, beyond 5 % of it.
   bool kept() const noexcept { return after > before + state + scratch / 20 + kNoise; }
 
@@ -119,7 +119,7 @@ class Session {
  private:
   void check_room(size_t n_tokens) const;
   void begin_prefill(size_t n_tokens);
-  void end_prefill(size_t n_tokens);
+  void end_prefill();
   void forward(experts::Stream& stream, const models::Batch& batch, float* logits);
 
   Runtime& runtime_;

@@ -1,5 +1,7 @@
 #include "models/state.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -162,6 +164,18 @@ void State::each_part(Parts parts, int64_t position, int64_t draft_position, Vis
       floats(layers_[l].indexer, n / shape.indexer_block * shape.indexer_width);
     }
   }
+}
+
+uint64_t State::resident_bytes() const {
+  uint64_t pages = 0;
+  std::vector<unsigned char> resident;
+  for (const Mapping* mapping : {&kv_, &fixed_}) {
+    resident.assign((mapping->size() + kPageSize - 1) / kPageSize, 0);
+    if (mincore(mapping->data(), mapping->size(), resident.data()) != 0) continue;
+    pages += static_cast<uint64_t>(
+        std::ranges::count_if(resident, [](unsigned char page) { return (page & 1) != 0; }));
+  }
+  return pages * kPageSize;
 }
 
 uint64_t State::saved_bytes(Parts parts) const noexcept {

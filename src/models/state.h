@@ -77,6 +77,9 @@ class State {
   void save(Parts parts, FunctionRef<void(std::span<const std::byte>)> sink) const;
   void restore(FunctionRef<void(std::span<std::byte>)> source, const std::string& name);
 
+  // What of it lies in memory: pages are taken as tokens come, huge ones where they can be had.
+  uint64_t resident_bytes() const;
+
   static uint64_t kv_bytes(const StateShape& shape, const StateOptions& options) noexcept;
   static uint64_t fixed_bytes(const StateShape& shape) noexcept;
 

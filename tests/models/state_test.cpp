@@ -53,6 +53,17 @@ TEST(State, RefusesWhatDoesNotFit) {
   EXPECT_EQ(kind_of([&] { h.model().new_state({.n_ctx = int64_t{1} << 40}); }), ErrorKind::Usage);
 }
 
+TEST(State, SaysWhatOfItLiesInMemory) {
+  HarnessOptions options;
+  options.state.n_ctx = int64_t{1} << 20;
+  Harness h("qwen3moe", options);
+  const uint64_t all = State::kv_bytes(h.state().shape(), options.state);
+  const uint64_t before = h.state().resident_bytes();
+  h.forward(tiny_tokens(8));
+  EXPECT_GE(h.state().resident_bytes(), before + kPageSize);
+  EXPECT_LT(h.state().resident_bytes(), all / 2);
+}
+
 TEST(State, PendingRowsMustBeSettled) {
   Harness h("qwen4exp");
   h.step({1, 2, 3});
