@@ -26,16 +26,9 @@ CALIBRATION = files("calibration", (*DOMAINS, "chat"))
 TOKENS = 192
 # A quarter of the experts as shipped; those of two bits take 9/34 as much each.
 SLOTS, SLOTS_Q2 = 128, 480
-# Greedy text of so small a model falls into loops, whose experts are soon all in memory: the first of these openings
-# that no configuration answers with one.
-OPENINGS = [
-    "The mill stands where the river bends. In spring the water comes down brown and fast, and",
-    "And it came to pass in those days, that there went out a man of the house of",
-    "def merge_intervals(intervals):\n    \"\"\"Join those that overlap.\n",
-    "To install the package on a new machine, first check that",
-    "Once there was a king who had three daughters. The eldest",
-    "import argparse\nimport json\n\n\nclass Reader:\n",
-]
+# Greedy text of so small a model falls into loops, whose experts are soon all in memory: the prompt is the first piece of
+# test text after which no configuration does.
+OFFSETS, PROMPT_CHARACTERS = range(0, 12000, 1500), 300
 
 
 def arena(slots: int) -> list[str]:
@@ -79,27 +72,25 @@ def main() -> None:
     call("requantise", MODEL, "--experts", "Q2_0", "-o", "q2.gguf", "--force")
     call("eval", "perplexity", MODEL, "--text", *TEXTS, "--window", "256", "--base-out", "speed.base", "--no-record")
 
-    def falls_into_a_loop(opening: str) -> bool:
-        for model, options in arms().values():
-            said = json.loads(call("run", "-m", model, "-p", opening, "-n", str(TOKENS), "--temp", "0", "--ignore-eos",
-                                   "--json", *options))
-            if loops(said["tokens"]):
-                return True
-        return False
+    def falls_into_a_loop(prompt: str) -> bool:
+        return any(loops(json.loads(call("run", "-m", model, "-p", prompt, "-n", str(TOKENS), "--temp", "0", "--ignore-eos",
+                                         "--json", *options))["tokens"]) for model, options in arms().values())
 
-    opening = next((text for text in OPENINGS if not falls_into_a_loop(text)), None)
-    if opening is None:
-        raise SystemExit("every opening ends in a loop")
+    texts = [(args.work / f"test-{domain}.txt").read_text() for domain in DOMAINS]
+    pieces = (text[at:at + PROMPT_CHARACTERS] for at in OFFSETS for text in texts)
+    prompt = next((piece for piece in pieces if not falls_into_a_loop(piece)), None)
+    if prompt is None:
+        raise SystemExit("after every piece of text some configuration falls into a loop")
     toml = f"""name = "{NAME}"
 description = "Quality against speed: the sample model in one memory (an arena of {SLOTS} of 512 experts as shipped)."
-notes = "A model of 32 million parameters ranks methods and predicts nothing about large ones. It is judged token by token where routing is cache-aware; speeds are of one greedy text for each arm, the first opening that none answered with a loop."
+notes = "A model of 32 million parameters ranks methods and predicts nothing about large ones. It is judged token by token where routing is cache-aware; speeds are of one greedy text for each arm, after the first piece of text that led none into a loop."
 model = "{MODEL}"
 repeats = 5
 tokens = {TOKENS}
 
 [[prompt]]
-name = "opening"
-text = {json.dumps(opening)}
+name = "300 characters"
+text = {json.dumps(prompt)}
 """
     for name, (model, options) in arms().items():
         judged = [*options, "--record", NAME]

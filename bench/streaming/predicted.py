@@ -3,10 +3,10 @@
 
     predicted.py MODEL.gguf... --penstock build/release/penstock [--json OUT]
 
-Per model and share of the experts: a calibration (`plan --calibrate-machine`, a machine file of its own), --runs runs
-without read-ahead, which the prediction does not know, and a prediction at the hit rate that the runs printed. A
-shared machine drifts, so a calibration is never older than the runs of one setting. Needs an idle machine. The page
-cache is dropped before each run where that is allowed.
+Per model and share of the experts --runs runs without read-ahead, which the prediction does not know, each after a
+calibration of its own (`plan --calibrate-machine`), since a shared machine drifts. Each calibration predicts at the hit
+rate that the runs printed; the medians of both are compared. Needs an idle machine. The page cache is dropped before
+each run where that is allowed.
 """
 from __future__ import annotations
 
@@ -49,18 +49,19 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        machine = Path(folder) / "machine.json"
         ids = Path(folder) / "ids"
         draw = random.Random(5)
         ids.write_text(" ".join(str(draw.randint(300, args.most_id)) for _ in range(args.prompt)))
         for model in args.models:
             common = ["--pack", "none", "--profile", "none", "--read-ahead", "off"]
             for share in args.shares:
-                facts = call(args.penstock, "plan", model, *common, "--calibrate-machine", "--machine-file", machine, "--json")
-                experts = facts["memory"]["experts"]
-                slots = max(facts["memory"]["hard_floor"], round(share * experts))
-                speeds, hits = [], []
-                for _ in range(args.runs):
+                speeds, hits, machines = [], [], []
+                for i in range(args.runs):
+                    machines.append(Path(folder) / f"machine-{i}.json")
+                    facts = call(args.penstock, "plan", model, *common, "--calibrate-machine", "--machine-file", machines[i],
+                                 "--json")
+                    experts = facts["memory"]["experts"]
+                    slots = max(facts["memory"]["hard_floor"], round(share * experts))
                     drop_caches()
                     run = call(args.penstock, "run", "-m", model, *common, "--ids", ids, "-n", args.decode, "--ignore-eos",
                                "--temp", 0, "--arena-slots", slots, "--json", "-q")
@@ -68,15 +69,20 @@ def main() -> None:
                     hits.append(100 * uses["arena"] / uses["total"])
                     speeds.append(run["timings"]["decode"]["tokens_per_second"])
                 hit = statistics.median(hits)
-                plan = call(args.penstock, "plan", model, *common, "--arena-slots", slots, "--machine-file", machine,
-                            "--hit-rate", f"{hit:.3f}", "--json")
-                predicted = next(row for row in plan["speed"]["decode"] if row["source"] == "--hit-rate")
+                predictions, figures = [], []
+                for machine in machines:
+                    plan = call(args.penstock, "plan", model, *common, "--arena-slots", slots, "--machine-file", machine,
+                                "--hit-rate", f"{hit:.3f}", "--json")
+                    figures.append(plan["speed"]["figures"])
+                    predictions.append(next(row for row in plan["speed"]["decode"] if row["source"] == "--hit-rate"))
+                    machine.unlink()
+                predicted = statistics.median(row["tokens_per_s"] for row in predictions)
                 measured = statistics.median(speeds)
-                error = 100 * (predicted["tokens_per_s"] - measured) / measured
+                error = 100 * (predicted - measured) / measured
                 rows.append({"model": Path(model).name, "slots": slots, "experts": experts, "hit_percent": hit,
-                             "measured": speeds, "predicted": predicted, "error_percent": error,
-                             "figures": plan["speed"]["figures"]})
-                print(f"{Path(model).name:36} {slots:5} slots, hits {hit:5.1f} %: predicted {predicted['tokens_per_s']:6.2f}, "
+                             "measured": speeds, "predictions": predictions, "measured_median": measured,
+                             "predicted_median": predicted, "error_percent": error, "figures": figures})
+                print(f"{Path(model).name:36} {slots:5} slots, hits {hit:5.1f} %: predicted {predicted:6.2f}, "
                       f"measured {measured:6.2f} ({min(speeds):.2f} to {max(speeds):.2f}), {error:+.1f} %", flush=True)
     errors = [abs(row["error_percent"]) for row in rows]
     print(f"{len(rows)} settings: median error {statistics.median(errors):.1f} %, worst {max(errors):.1f} %")
