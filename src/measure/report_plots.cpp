@@ -296,6 +296,32 @@ const ReportQuality* quality_of_kind(const ReportGroup& group, const std::string
   return nullptr;
 }
 
+struct Box {
+  double left, right, top, bottom;
+  bool touches(const Box& other) const noexcept {
+    return left < other.right && other.left < right && top < other.bottom && other.top < bottom;
+  }
+};
+
+// Beside the point, where the number covers nothing that is there: to its right or left, above it
+// or below, each a little farther as long as nothing is free.
+Box free_place(const std::pair<double, double>& point, const std::string& number,
+               const std::vector<Box>& taken) {
+  const double width = 9.0 * static_cast<double>(number.size());
+  const auto at = [&](double left, double bottom) {
+    return Box{left, left + width, bottom - 11, bottom};
+  };
+  for (double far = 0; far < 60; far += 6) {
+    for (const Box& box : {at(point.first + 8, point.second - 7 - far),
+                           at(point.first - 8 - width, point.second - 7 - far),
+                           at(point.first + 8, point.second + 17 + far),
+                           at(point.first - 8 - width, point.second + 17 + far)}) {
+      if (std::ranges::none_of(taken, [&](const Box& t) { return t.touches(box); })) return box;
+    }
+  }
+  return at(point.first + 8, point.second - 7);
+}
+
 ReportPlot quality_plot(const ReportSection& section, const std::vector<Judged>& groups,
                         const std::string& kind, const std::string& text,
                         const std::string& title) {
@@ -305,7 +331,7 @@ ReportPlot quality_plot(const ReportSection& section, const std::vector<Judged>&
   double low = 1e300, high = -1e300, most = 0;
   for (const Judged& judged : groups) {
     const ReportSeries* speed = judged.group->find("decode_tok_s");
-    if (speed == nullptr) continue;
+    if (speed == nullptr || judged.group->runs.front().control) continue;
     const ReportQuality* quality = quality_of_kind(*judged.group, kind, text);
     if (quality == nullptr) {
       names.push_back("-  " + judged.label + " (quality: unmeasured)");
@@ -319,13 +345,14 @@ ReportPlot quality_plot(const ReportSection& section, const std::vector<Judged>&
     high = std::max(high, value.value);
     most = std::max(most, speed->spread.median);
   }
-  const bool apart = std::fabs(low) < 1e300 && std::fabs(high) < 1e300;
+  // Of one quality only their speeds differ, which other plots show.
+  const bool apart = std::fabs(low) < 1e300 && std::fabs(high) < 1e300 && high > low;
   if (points.size() < 2 || !drawable(most) || !apart) return {};
   constexpr double kLeft = 52, kHeight = 240;
   Canvas canvas;
   canvas.text(0, 20, title + void_text(section), "start", "h");
   canvas.text(0, kTop + 10, "decode, tok/s", "start", "s");
-  const double margin = high > low ? (high - low) * 0.08 : std::max(1e-6, std::fabs(high) * 0.1);
+  const double margin = (high - low) * 0.08;
   const Axis x(low - margin, high + margin, kLeft, kPlotWidth - 10);
   const Axis y(0, most * 1.08, kTop + kHeight, kTop + 24);
   for (const double tick : y.ticks(4)) {
@@ -337,10 +364,18 @@ ReportPlot quality_plot(const ReportSection& section, const std::vector<Judged>&
   }
   canvas.text((kLeft + kPlotWidth) / 2, kTop + kHeight + 42,
               shortened(axis_title + ": " + text, kLabel), "middle", "s");
-  for (size_t i = 0; i < points.size(); ++i) {
-    const double px = x.at(points[i].first), py = y.at(points[i].second);
+  std::vector<Box> taken;
+  for (auto& [px, py] : points) {
+    px = x.at(px);
+    py = y.at(py);
     canvas.dot(px, py, 0);
-    canvas.text(px + 8, py - 7, fmt::format("{}", i + 1), "start", "v");
+    taken.push_back({px - 5, px + 5, py - 5, py + 5});
+  }
+  for (size_t i = 0; i < points.size(); ++i) {
+    const std::string number = fmt::format("{}", i + 1);
+    const Box box = free_place(points[i], number, taken);
+    canvas.text(box.left, box.bottom, number, "start", "v");
+    taken.push_back(box);
   }
   double height = kTop + kHeight + 70;
   for (const std::string& name : names) {

@@ -513,6 +513,18 @@ TEST_F(ReportTest, QualityIsDrawnAgainstSpeedOverModels) {
   EXPECT_EQ(html_fault(report_html(r)), "");
 }
 
+TEST_F(ReportTest, OneQualityIsNotDrawn) {
+  const std::string key(64, 'c');
+  add(Made{.started = 1, .quality_key = key});
+  add(Made{.slots = 128, .started = 2, .quality_key = key});
+  const Json eval = {{"kind", "perplexity"}, {"quality_key", key}, {"text", "t"}, {"ppl", 4.0}};
+  std::ofstream(folder() + "/eval.json") << eval.dump();
+  const Report r = report();
+  ASSERT_EQ(r.sections[0].comparisons[0].groups.size(), 2u);
+  EXPECT_EQ(group_called(r, "slots = 128")->quality.size(), 1u);
+  EXPECT_TRUE(quality_plots(r.sections[0]).empty());
+}
+
 TEST_F(ReportTest, HostileNamesStayText) {
   const std::string evil = "<script>alert(1)</script>\"'|`*_&\x01\xef\xbf\xbf\n# head";
   std::vector<MadeRun> runs;
