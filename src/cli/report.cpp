@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "cli/bench_folder.h"
 #include "cli/commands.h"
 #include "measure/archive.h"
 
@@ -61,6 +62,19 @@ void write_page(const measure::Report& report, const Flags& flags) {
   write_text(page, made.markdown);
 }
 
+// Without names: what `penstock bench` left here, as a page here.
+Flags completed(Flags flags) {
+  if (!flags.inputs.empty()) return flags;
+  if (!fs::is_directory(kBenchFolder)) {
+    fail(ErrorKind::Usage,
+         "name records or folders of them: there is no {} here, which `penstock bench quick` makes",
+         kBenchFolder);
+  }
+  flags.inputs = {kBenchFolder};
+  if (flags.out.empty() && flags.docs.empty()) flags.out = "report";
+  return flags;
+}
+
 int run_report(const Flags& flags) {
   if (!flags.plots.empty() && flags.docs.empty()) {
     fail(ErrorKind::Usage, "--plots says where the plots of --docs FILE go: name that file too");
@@ -71,6 +85,7 @@ int run_report(const Flags& flags) {
   if (!flags.out.empty()) write_report(report, flags.out);
   if (!flags.docs.empty()) write_page(report, flags);
   fmt::print("{}", measure::report_table(report));
+  if (!flags.out.empty()) fmt::print("\n  {}/report.html is the page\n", flags.out);
   return 0;
 }
 
@@ -82,15 +97,17 @@ void add_report(CLI::App& app, Action* action) {
       "report", "Makes tables and plots from records, campaigns and measurements of quality.");
   command->footer(
       "Examples:\n"
+      "  penstock report\n"
       "  penstock report bench/results/arena-sweep -o report\n"
       "  penstock report runs/*.json ~/.local/share/penstock/quality -o report\n"
       "  penstock report bench/results/* --docs docs/benchmarks.md --plots docs/plots\n"
       "\n"
       "docs/report.md says what is in a report, and what it refuses.");
   command->add_option("input", flags->inputs, "files, or folders whose *.json are read")
-      ->required();
+      ->default_str(kBenchFolder);
   command->add_option("-o,--out", flags->out,
-                      "folder for report.html, report.md, report.csv and report.json");
+                      "folder for report.html, report.md, report.csv and report.json; report where "
+                      "no input is named");
   command->add_option("--docs", flags->docs, "a Markdown page for a repository")
       ->group("A page for a repository");
   command->add_option("--plots", flags->plots, "where its plots go")
@@ -99,7 +116,8 @@ void add_report(CLI::App& app, Action* action) {
   command->add_option("--title", flags->title, "its title")
       ->capture_default_str()
       ->group("A page for a repository");
-  command->callback([flags, action] { *action = [flags] { return run_report(*flags); }; });
+  command->callback(
+      [flags, action] { *action = [flags] { return run_report(completed(*flags)); }; });
 }
 
 }  // namespace penstock::cli

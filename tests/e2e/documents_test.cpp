@@ -63,5 +63,20 @@ TEST_F(Documents, AnEditedRecordIsFound) {
   expect_words(report.err, {edited.substr(0, 8)});
 }
 
+TEST_F(Documents, AReportWithoutNamesIsOfWhatBenchLeftHere) {
+  fs::current_path(path(""));
+  const Outcome nothing = run({"report"});
+  EXPECT_EQ(nothing.code, 2);
+  expect_words(nothing.err, {"penstock bench quick"});
+  EXPECT_FALSE(fs::exists(path("report")));
+  fs::copy(kSource + "/bench/results/campaigns/streaming-3g", path("bench-records"),
+           fs::copy_options::recursive);
+  const Outcome report = run({"report"});
+  EXPECT_EQ(report.code, 0) << report.err;
+  expect_words(report.out, {"report/report.html"});
+  expect_words(read_all(path("report/report.html")), {"streaming-3g", "</html>"});
+  fs::current_path("/");
+}
+
 }  // namespace
 }  // namespace penstock::testing
