@@ -43,7 +43,8 @@ def cut(record):
     """A run record with its last counters alone: small inputs are fuzzed faster."""
     if record["schema"] == "penstock-run-record":
         record["counters"] = record["counters"][-1:]
-        record["counters"][0]["counters"].pop("reads_by_layer", None)
+        for last in record["counters"]:  # an evaluation has none
+            last["counters"].pop("reads_by_layer", None)
         for turn in record.get("turns", []):
             turn["text"] = turn["text"][:20]
             turn["tokens"] = turn["tokens"][:4]
