@@ -33,7 +33,7 @@ struct Timings {
 struct PromptMemory {
   uint64_t scratch = 0;  // as planned; 0: the prompt needed none
   uint64_t before = 0, peak = 0, after = 0;
-  uint64_t state = 0;  // what the prompt's keys and values added meanwhile
+  uint64_t state = 0;  // what the state of the context grew by meanwhile
   // What is left of the scratch after its release, beyond 5 % of it.
   bool kept() const noexcept { return after > before + state + scratch / 20 + kNoise; }
 

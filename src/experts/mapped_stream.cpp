@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/resident_pages.h"
 #include "experts/stream_setup.h"
 
 namespace penstock::experts {
@@ -150,17 +151,11 @@ void MappedStream::note(Work next) {
 uint64_t cached_expert_bytes(const Geometry& geometry) {
   std::vector<FileMap> maps;
   for (const std::string& path : geometry.shards) maps.emplace_back(File::open_read(path));
-  std::vector<unsigned char> pages;
   uint64_t cached = 0;
   for_each_bank(geometry, [&](const MatrixGeometry& m, uint64_t offset, uint64_t bytes) {
     const uint64_t from = round_down(offset, kPageSize);
     const uint64_t length = std::min(offset + bytes, maps[m.shard].size()) - from;
-    pages.resize((length + kPageSize - 1) / kPageSize);
-    auto* const start = const_cast<std::byte*>(maps[m.shard].data() + from);
-    if (mincore(start, length, pages.data()) != 0) return;
-    cached += static_cast<uint64_t>(std::count_if(pages.begin(), pages.end(),
-                                                  [](unsigned char p) { return (p & 1) != 0; })) *
-              kPageSize;
+    cached += resident_pages(maps[m.shard].data() + from, length).value_or(0) * kPageSize;
   });
   return cached;
 }

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/resident_pages.h"
 #include "experts/io.h"
 
 namespace penstock::experts {
@@ -62,12 +63,9 @@ std::optional<uint64_t> cached_pages(int fd, uint64_t offset, uint64_t bytes) {
   if (::syscall(kCachestat, fd, &range, &stat, 0) == 0) return stat.cached;
   void* map = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(offset));
   if (map == MAP_FAILED) return std::nullopt;
-  std::vector<unsigned char> resident(bytes / kPageSize + 1);
-  const int error = ::mincore(map, bytes, resident.data());
+  const std::optional<uint64_t> pages = resident_pages(map, bytes);
   ::munmap(map, bytes);
-  if (error != 0) return std::nullopt;
-  return static_cast<uint64_t>(std::count_if(resident.begin(), resident.end(),
-                                             [](unsigned char page) { return (page & 1) != 0; }));
+  return pages;
 }
 
 // Drops what the page cache holds around `offset`.

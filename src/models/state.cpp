@@ -1,11 +1,10 @@
 #include "models/state.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
+#include "base/resident_pages.h"
 #include "ops/rows.h"
 
 namespace penstock::models {
@@ -168,12 +167,8 @@ void State::each_part(Parts parts, int64_t position, int64_t draft_position, Vis
 
 uint64_t State::resident_bytes() const {
   uint64_t pages = 0;
-  std::vector<unsigned char> resident;
   for (const Mapping* mapping : {&kv_, &fixed_}) {
-    resident.assign((mapping->size() + kPageSize - 1) / kPageSize, 0);
-    if (mincore(mapping->data(), mapping->size(), resident.data()) != 0) continue;
-    pages += static_cast<uint64_t>(
-        std::ranges::count_if(resident, [](unsigned char page) { return (page & 1) != 0; }));
+    pages += resident_pages(mapping->data(), mapping->size()).value_or(0);
   }
   return pages * kPageSize;
 }
