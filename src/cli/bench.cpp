@@ -32,12 +32,10 @@ struct Flags {
 std::string builtin_text(const Flags& flags) {
   measure::BuiltinRequest request;
   request.name = flags.campaign;
-  request.model = flags.model.empty() ? sample_model_path() : flags.model;
+  request.sample = flags.model.empty();
+  request.model = request.sample ? sample_model_path() : flags.model;
   request.repeats = flags.repeats;
   request.tokens = flags.tokens;
-  // The sample model decodes hundreds of tokens a second: a few of them take no longer than what
-  // else the machine does now and then.
-  if (request.tokens == 0 && request.name == "quick" && flags.model.empty()) request.tokens = 512;
   request.limit = flags.limit;
   const MemoryFacts memory = memory_facts();
   request.memory =

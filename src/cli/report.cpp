@@ -85,7 +85,8 @@ int run_report(const Flags& flags) {
   if (!flags.out.empty()) write_report(report, flags.out);
   if (!flags.docs.empty()) write_page(report, flags);
   fmt::print("{}", measure::report_table(report));
-  if (!flags.out.empty()) fmt::print("\n  {}/report.html is the page\n", flags.out);
+  if (!flags.out.empty())
+    fmt::print("\n  {} is the page\n", (fs::path(flags.out) / "report.html").string());
   return 0;
 }
 

@@ -85,6 +85,7 @@ std::vector<CampaignRun> campaign_schedule(const Campaign& campaign);
 struct BuiltinRequest {
   std::string name;  // quick, roofline, arena-sweep, read-ahead, peers
   std::string model;
+  bool sample = false;   // it is the sample model
   uint64_t experts = 0;  // routed experts of all layers
   uint64_t fewest_slots = 0;
   int repeats = 0;  // 0: the campaign's own
